@@ -1,0 +1,1 @@
+"""Tensors: the model, its KV cache and the sampler. No policy."""

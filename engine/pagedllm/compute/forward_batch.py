@@ -1,0 +1,72 @@
+"""Everything that one forward pass takes as input; there is no other channel to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..control.scheduler import ScheduledSequence
+
+__all__ = ["ForwardBatch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardBatch:
+    """New tokens of several sequences, packed one after the other without padding.
+
+    Attributes:
+        input_ids: [num_tokens] int64.
+        positions: [num_tokens] int64, each token's place in its sequence.
+        slot_mapping: [num_tokens] int64, where its KV goes: ``block_id * block_size + offset``.
+        block_tables: [num_seqs, max_num_blocks] int32, padded with 0 (never read).
+        cu_seqlens_q: [num_seqs + 1] int32, running sum of new tokens.
+        seq_lens: [num_seqs] int32, tokens whose KV exists after this pass.
+        logits_indices: [num_sampled] int64, the rows that yield logits.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    logits_indices: Tensor
+
+    @classmethod
+    def build(cls, scheduled: List[ScheduledSequence], block_size: int) -> ForwardBatch:
+        """Pack a step's work."""
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        cu_seqlens_q = [0]
+        seq_lens: list[int] = []
+        logits_indices: list[int] = []
+        for item in scheduled:
+            sequence = item.sequence
+            start = sequence.num_computed_tokens
+            end = start + item.num_new_tokens
+            input_ids.extend(sequence.token_ids[start:end])
+            positions.extend(range(start, end))
+            table = sequence.block_table
+            slots.extend(table[i // block_size] * block_size + i % block_size for i in range(start, end))
+            cu_seqlens_q.append(cu_seqlens_q[-1] + item.num_new_tokens)
+            seq_lens.append(end)
+            if item.reaches_end:
+                logits_indices.append(cu_seqlens_q[-1] - 1)
+        return cls(
+            input_ids=torch.tensor(input_ids),
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            block_tables=_pad([item.sequence.block_table for item in scheduled]),
+            cu_seqlens_q=torch.tensor(cu_seqlens_q, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
+        )
+
+
+def _pad(tables: List[List[int]]) -> Tensor:
+    width = max(len(table) for table in tables)
+    return torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32)

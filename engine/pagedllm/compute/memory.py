@@ -1,0 +1,92 @@
+"""How much memory the engine may take, and what the KV pool gets of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+
+__all__ = ["PoolSize", "available_memory_bytes", "plan_pool"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_POOL_BYTES = 512 * 2**20
+_DEFAULT_POOL_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSize:
+    """The KV pool and the longest sequence that it allows."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process may still take: what the system has free, within its control group's limit."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available, int(limit) - int(used))
+    return max(available, 0)
+
+
+def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int) -> PoolSize:
+    """Size the KV pool and fit ``max_model_len`` to it.
+
+    Args:
+        config: What was asked for.
+        bytes_per_token: Of the KV cache, over all layers.
+        model_max_len: The model's own limit in tokens.
+
+    Raises:
+        ConfigError: ``max_model_len`` is above the model's limit or does not fit the pool; the message names the
+            largest that does. Or the pool does not hold a single block.
+    """
+    wanted_len = config.max_model_len or model_max_len
+    if wanted_len > model_max_len:
+        raise ConfigError.for_value("max_model_len", wanted_len, f"the model's limit is {model_max_len}")
+    block_bytes = bytes_per_token * config.block_size
+    blocks_per_sequence = -(-wanted_len // config.block_size)
+    if config.kv_cache_memory_bytes is not None:
+        pool_bytes = config.kv_cache_memory_bytes
+    else:
+        pool_bytes = min(
+            int(available_memory_bytes() * _DEFAULT_POOL_SHARE),
+            _DEFAULT_POOL_BYTES,
+            config.max_num_seqs * blocks_per_sequence * block_bytes,
+        )
+    num_blocks = pool_bytes // block_bytes
+    if num_blocks < 1:
+        raise ConfigError.for_value(
+            "kv_cache_memory_bytes", pool_bytes, f"must hold at least one block of {block_bytes} bytes"
+        )
+    fitting_len = min(wanted_len, num_blocks * config.block_size)
+    if fitting_len < wanted_len:
+        if config.max_model_len is not None:
+            raise ConfigError.for_value(
+                "max_model_len",
+                wanted_len,
+                f"the KV pool of {num_blocks} blocks holds {fitting_len} tokens; lower it to that or raise "
+                f"kv_cache_memory_bytes to {blocks_per_sequence * block_bytes}",
+            )
+        logger.warning(
+            "max_model_len lowered from %d to %d, which is what the KV pool of %d blocks holds; "
+            "raise kv_cache_memory_bytes (now %d) for longer sequences",
+            wanted_len, fitting_len, num_blocks, pool_bytes,
+        )  # fmt: skip
+    return PoolSize(num_blocks=num_blocks, max_model_len=fitting_len)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

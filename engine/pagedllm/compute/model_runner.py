@@ -1,0 +1,79 @@
+"""The loaded model on its device: weights, KV cache, and the forward pass."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import EngineConfig
+from ..files.locate import ModelFiles
+from .forward_batch import ForwardBatch
+from .kv_cache import KVCache, kv_bytes_per_token
+from .memory import PoolSize, plan_pool
+from .models.config import ModelConfig, load_model_config
+from .models.decoder import Decoder
+from .models.layers import allocate_weights, weight_slots
+from .weights import iter_weights
+
+__all__ = ["ModelRunner"]
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Runs forward batches. Owned by one thread.
+
+    Args:
+        config: The engine's configuration.
+        files: The model.
+
+    Raises:
+        ModelLoadError: The model cannot be used.
+        ConfigError: The configuration does not fit the model or the machine.
+    """
+
+    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+        start = time.monotonic()
+        self.model_config: ModelConfig = load_model_config(files)
+        self.dtype = resolve_dtype(config.dtype)
+        self.bytes_per_token = kv_bytes_per_token(self.model_config, self.dtype)
+        self.pool_size: PoolSize = plan_pool(
+            config, bytes_per_token=self.bytes_per_token, model_max_len=self.model_config.max_position_embeddings
+        )
+        self.kv_cache = KVCache(
+            self.model_config, num_blocks=self.pool_size.num_blocks, block_size=config.block_size, dtype=self.dtype
+        )
+        self._decoder = self._load(files)
+        logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
+
+    @torch.inference_mode()
+    def run(self, batch: ForwardBatch) -> Tensor:
+        """One forward pass: [num_sampled, vocab_size] float32 logits."""
+        return self._decoder.forward(batch, self.kv_cache)
+
+    def _load(self, files: ModelFiles) -> Decoder:
+        weights = allocate_weights(self.model_config, self.dtype)
+        slots = weight_slots(self.model_config, weights)
+        for name, tensor in iter_weights(files, self.model_config):
+            slots[name].copy_(tensor)
+        return Decoder(self.model_config, weights, max_model_len=self.pool_size.max_model_len)
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """The dtype of weights and KV; ``auto`` is bfloat16 only where the CPU multiplies it natively."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    return torch.bfloat16 if _has_native_bfloat16() else torch.float32
+
+
+def _has_native_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return any(f" {flag} " in flags or f" {flag}\n" in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,0 +1,87 @@
+"""Engine configuration: one frozen, validated value; also the key of the shared-engine registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+
+__all__ = ["DEFAULT_MODEL", "EngineConfig"]
+
+DEFAULT_MODEL = "smollm2-135m"
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICES = ("auto", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from. Names follow vLLM's.
+
+    Args:
+        model: ``"smollm2-135m"`` (the embedded model), a folder in the Hugging Face layout, or a GGUF file.
+        dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the CPU computes with it, else float32.
+        device: ``"auto"`` or ``"cpu"``.
+        max_model_len: Longest sequence, prompt and completion together, in tokens. None: the model's own limit,
+            lowered (with a log line) to what the KV pool holds.
+        max_num_seqs: Most sequences in one step.
+        max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks of at most this.
+        block_size: Tokens per KV block.
+        kv_cache_memory_bytes: Size of the KV pool. None on CPU: the least of 25 % of the available memory, 512 MiB
+            and what ``max_num_seqs`` sequences of ``max_model_len`` need.
+        enable_prefix_caching: Reuse the KV of full blocks across requests that share a prefix.
+
+    Raises:
+        ConfigError: Naming the option, its value and what is allowed.
+    """
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        # A str subclass (or a Path) would make equal configurations unequal keys.
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError.for_value("model", self.model, "must be a model name or a path")
+        if self.dtype not in _DTYPES:
+            raise ConfigError.for_value("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+        if self.device not in _DEVICES:
+            raise ConfigError.for_value("device", self.device, f"must be one of {', '.join(_DEVICES)}")
+        for option in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            self._check_positive(option, getattr(self, option))
+        for option in ("max_model_len", "kv_cache_memory_bytes"):
+            if getattr(self, option) is not None:
+                self._check_positive(option, getattr(self, option))
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError.for_value("enable_prefix_caching", self.enable_prefix_caching, "must be True or False")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError.for_value(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in every step",
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """Build from a mapping such as LangChain's ``engine_args``; an unknown option is an error that names it."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ConfigError(f"unknown engine option {unknown[0]!r}; known: {', '.join(known)}")
+        return cls(**options)
+
+    @staticmethod
+    def _check_positive(option: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError.for_value(option, value, "must be a whole number of at least 1")

@@ -1,0 +1,328 @@
+"""The engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from typing import TypeVar
+
+from .api import (
+    Choice,
+    Chunk,
+    EngineStats,
+    GenerateRequest,
+    Health,
+    ModelInfo,
+    RequestOutput,
+    SamplingParams,
+)
+from .compute.model_runner import ModelRunner
+from .compute.sampler import Sampler
+from .config import EngineConfig
+from .control.kv_cache_manager import KVCacheManager
+from .control.scheduler import Scheduler
+from .control.sequence import Sequence
+from .core import EngineCore
+from .errors import ContextLengthError, EngineError, ForkedProcessError, InvalidRequestError, PagedLLMError
+from .files.description import read_generation_defaults
+from .files.locate import locate_model
+from .streams import AsyncChunks, Chunks
+from .text.tokenizer import load_tokenizer
+from .worker import Worker
+
+__all__ = ["LocalEngine"]
+
+_Stream = TypeVar("_Stream")
+_Value = TypeVar("_Value")
+
+
+class LocalEngine:
+    """Runs a model in this process; obeys the Engine protocol.
+
+    Loading happens here and takes seconds. One worker thread owns the model; every method may be called from any
+    thread and any event loop. ``close()``, the end of a ``with`` block, garbage collection and interpreter exit all
+    stop the worker and free the memory.
+
+    Args:
+        config: What to run and how.
+
+    Raises:
+        ModelLoadError: The model cannot be found, read or run.
+        ConfigError: The configuration does not fit the model or the machine.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._pid = os.getpid()
+        files = locate_model(config.model)
+        # Read before the weights: a model that we refuse should be refused at once.
+        self._tokenizer = load_tokenizer(files)
+        self._defaults = read_generation_defaults(files)
+        runner = ModelRunner(config, files)
+        self._info = ModelInfo(
+            model=config.model,
+            architecture=runner.model_config.architecture,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            vocab_size=runner.model_config.vocab_size,
+            max_model_len=runner.pool_size.max_model_len,
+            eos_token_ids=tuple(sorted(self._tokenizer.eos_token_ids)),
+            has_chat_template=self._tokenizer.chat_template is not None,
+            block_size=config.block_size,
+            num_blocks=runner.pool_size.num_blocks,
+            kv_bytes_per_token=runner.bytes_per_token,
+        )
+        manager = KVCacheManager(
+            num_blocks=runner.pool_size.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        scheduler = Scheduler(
+            manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        )
+        self._worker = Worker(EngineCore(scheduler, runner, Sampler(), self._tokenizer))
+        # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
+        self._stop_worker = weakref.finalize(self, _stop_in_same_process, self._worker, self._pid)
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def generate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
+        """Run all requests together; each item of the answer is an output or the error of that request alone."""
+        streams = [self._try_start(self.stream, request) for request in requests]
+        try:
+            return [stream if isinstance(stream, PagedLLMError) else _collect(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                if isinstance(stream, Chunks):
+                    stream.close()
+
+    async def agenerate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
+        """As ``generate``, without blocking the event loop; cancelling it aborts all requests."""
+        streams = [self._try_start(self.astream, request) for request in requests]
+        try:
+            return [stream if isinstance(stream, PagedLLMError) else await _acollect(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                if isinstance(stream, AsyncChunks):
+                    await stream.aclose()
+
+    def stream(self, request: GenerateRequest) -> Chunks:
+        """Start a request and iterate over its chunks; closing or dropping the iterator aborts it.
+
+        Raises:
+            PagedLLMError: The request is wrong (now) or fails (while iterating).
+        """
+        sequence = self._make_sequence(request)
+        return Chunks(self._worker.submit(sequence), self._aborter(request.request_id))
+
+    def astream(self, request: GenerateRequest) -> AsyncChunks:
+        """As ``stream``, for an event loop."""
+        sequence = self._make_sequence(request)
+        return AsyncChunks(self._worker.submit(sequence), self._aborter(request.request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request within a step; its stream gets a last chunk with finish reason ``abort``."""
+        self._check_usable()
+        self._worker.abort(request_id)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: List[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        """Tokens of the request's prompt, or of its chat as the template renders it."""
+        return len(self._encode_prompt(request))
+
+    def model_info(self) -> ModelInfo:
+        return self._info
+
+    def health(self) -> Health:
+        failure = self._worker.failure
+        return Health(ok=True) if failure is None else Health(ok=False, reason=str(failure))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or running; may change at any moment."""
+        return self._worker.is_idle
+
+    def stats(self) -> EngineStats:
+        self._check_usable()
+        return self._worker.call(EngineCore.stats).result()
+
+    async def astats(self) -> EngineStats:
+        self._check_usable()
+        return await asyncio.wrap_future(self._worker.call(EngineCore.stats))
+
+    def match_prefix(self, request: GenerateRequest) -> int:
+        """How many tokens of the request's prompt are cached now. Changes nothing."""
+        self._check_usable()
+        return self._worker.call(self._prefix_matcher(request)).result()
+
+    async def amatch_prefix(self, request: GenerateRequest) -> int:
+        self._check_usable()
+        return await asyncio.wrap_future(self._worker.call(self._prefix_matcher(request)))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests go on and share nothing new."""
+        self._check_usable()
+        self._worker.call(_reset_prefix_cache).result()
+
+    async def areset_prefix_cache(self) -> None:
+        self._check_usable()
+        await asyncio.wrap_future(self._worker.call(_reset_prefix_cache))
+
+    def close(self) -> None:
+        """Stop the worker and free model and cache; what is in flight fails with EngineClosedError."""
+        self._stop_worker()
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _try_start(
+        self, start: Callable[[GenerateRequest], _Stream], request: GenerateRequest
+    ) -> _Stream | PagedLLMError:
+        try:
+            return start(request)
+        except EngineError:
+            raise  # concerns all requests
+        except PagedLLMError as error:
+            return error
+
+    def _make_sequence(self, request: GenerateRequest) -> Sequence:
+        self._check_usable()
+        token_ids = self._encode_prompt(request)
+        params = self._fill_in(request.sampling, len(token_ids))
+        assert params.max_tokens is not None
+        return Sequence(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=params.max_tokens,
+            sampling=params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            salt=request.hints.salt,
+        )
+
+    def _encode_prompt(self, request: GenerateRequest) -> list[int]:
+        if request.messages is not None:
+            return self._tokenizer.encode_chat(request.messages)
+        assert request.prompt is not None
+        if not isinstance(request.prompt, str):
+            self._check_token_ids("prompt", request.prompt)
+            return list(request.prompt)
+        token_ids = self._tokenizer.encode(request.prompt)
+        if not token_ids:
+            raise InvalidRequestError.for_value("prompt", request.prompt, "has no tokens to go on from")
+        return token_ids
+
+    def _fill_in(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """The parameters with defaults of the model, after checking them against its limits."""
+        limit = self._info.max_model_len
+        if num_prompt_tokens >= limit:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {limit}, at least one of them for "
+                "the completion",
+                param="prompt",
+            )
+        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+        if num_prompt_tokens + max_tokens > limit:
+            raise ContextLengthError(
+                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} make "
+                f"{num_prompt_tokens + max_tokens}, but max_model_len is {limit}",
+                param="max_tokens",
+            )
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        defaults = self._defaults
+        return dataclasses.replace(
+            params,
+            max_tokens=max_tokens,
+            temperature=_first(params.temperature, defaults.temperature, 1.0),
+            top_p=_first(params.top_p, defaults.top_p, 1.0),
+            top_k=_first(params.top_k, defaults.top_k, 0),
+        )
+
+    def _check_token_ids(self, param: str, token_ids: tuple[int, ...]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._info.vocab_size:
+                allowed = f"a token id must be in 0..{self._info.vocab_size - 1}"
+                raise InvalidRequestError.for_value(param, token_id, allowed)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "this engine belongs to the process that loaded it and does not survive fork(); "
+                "load one in the child, or start workers with the 'spawn' method"
+            )
+
+    def _aborter(self, request_id: str) -> Callable[[], None]:
+        """What an iterator calls to give up. As a bound method it also keeps the engine alive for the iterator."""
+        return functools.partial(self._abort_if_here, request_id)
+
+    def _abort_if_here(self, request_id: str) -> None:
+        if os.getpid() == self._pid:
+            self._worker.abort(request_id)
+
+    def _prefix_matcher(self, request: GenerateRequest) -> Callable[[EngineCore], int]:
+        token_ids = self._encode_prompt(request)
+
+        def match(core: EngineCore) -> int:
+            manager = core.scheduler.kv_cache_manager
+            return len(manager.match_prefix(token_ids, request.hints.salt)) * manager.block_size
+
+        return match
+
+
+def _reset_prefix_cache(core: EngineCore) -> None:
+    core.scheduler.kv_cache_manager.reset_prefix_cache(core.scheduler.running)
+
+
+def _stop_in_same_process(worker: Worker, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has no such thread to wait for
+        worker.stop()
+
+
+def _collect(stream: Chunks) -> RequestOutput | PagedLLMError:
+    try:
+        return _assemble(list(stream))
+    except PagedLLMError as error:
+        return error
+
+
+async def _acollect(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
+    try:
+        return _assemble([chunk async for chunk in stream])
+    except PagedLLMError as error:
+        return error
+
+
+def _assemble(chunks: List[Chunk]) -> RequestOutput:
+    """One output from the chunks of its only choice."""
+    last = chunks[-1]
+    assert last.finish_reason is not None
+    assert last.usage is not None
+    assert last.timings is not None
+    choice = Choice(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+    return RequestOutput(request_id=last.request_id, choices=(choice,), usage=last.usage, timings=last.timings)
+
+
+def _first(value: _Value | None, default: _Value | None, fallback: _Value) -> _Value:
+    if value is not None:
+        return value
+    return fallback if default is None else default

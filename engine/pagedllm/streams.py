@@ -1,0 +1,154 @@
+"""What lies between the worker and a consumer: a buffer that never blocks the one and wakes the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from .api import Chunk
+from .errors import PagedLLMError
+
+__all__ = ["AsyncChunks", "Chunks", "OutputStream"]
+
+_MAX_BUFFERED_CHUNKS = 64
+
+
+class OutputStream:
+    """Chunks of one request on their way from the worker to one consumer, in a thread or an event loop.
+
+    ``put`` and ``fail`` never block. A consumer that falls behind finds its deltas merged, so the buffer is bounded
+    by the length of the text.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: deque[Chunk] = deque()
+        self._error: PagedLLMError | None = None
+        self._changed = threading.Condition()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+
+    def put(self, chunk: Chunk) -> None:
+        """Add a chunk (worker)."""
+        with self._changed:
+            last = self._chunks[-1] if len(self._chunks) >= _MAX_BUFFERED_CHUNKS else None
+            if last is not None and last.index == chunk.index and last.finish_reason is None:
+                text, token_ids = last.text + chunk.text, last.token_ids + chunk.token_ids
+                self._chunks[-1] = replace(chunk, text=text, token_ids=token_ids)
+            else:
+                self._chunks.append(chunk)
+            self._wake()
+
+    def fail(self, error: PagedLLMError) -> None:
+        """End the stream with an error, after what is buffered (any thread). The first error counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._wake()
+
+    def get(self) -> Chunk:
+        """The next chunk; blocks the calling thread. Raises the error that ended the stream."""
+        with self._changed:
+            while not self._is_ready():
+                self._changed.wait()
+            return self._take()
+
+    async def aget(self) -> Chunk:
+        """The next chunk, without blocking the event loop."""
+        while True:
+            with self._changed:
+                if self._is_ready():
+                    return self._take()
+                loop = asyncio.get_running_loop()
+                future = loop.create_future()
+                self._waiter = (loop, future)
+            await future
+
+    def _is_ready(self) -> bool:
+        return bool(self._chunks) or self._error is not None
+
+    def _take(self) -> Chunk:
+        if self._chunks:
+            return self._chunks.popleft()
+        assert self._error is not None
+        raise self._error
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._waiter is not None:
+            (loop, future), self._waiter = self._waiter, None
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():  # the consumer may have been cancelled meanwhile
+        future.set_result(None)
+
+
+class _ChunksBase:
+    """An iterator that aborts its request when it is closed, interrupted or collected before the end.
+
+    Args:
+        stream: Where the chunks come from.
+        abort: Ends the request; called at most once, from any thread, also by the garbage collector.
+        num_choices: How many last chunks there will be.
+    """
+
+    def __init__(self, stream: OutputStream, abort: Callable[[], None], num_choices: int = 1) -> None:
+        self._stream = stream
+        self._abort = abort
+        self._num_open = num_choices
+
+    def _seen(self, chunk: Chunk) -> Chunk:
+        if chunk.finish_reason is not None:
+            self._num_open -= 1
+        return chunk
+
+    def _end(self) -> None:
+        if self._num_open > 0:
+            self._num_open = 0
+            self._abort()
+
+    def __del__(self) -> None:
+        self._end()
+
+
+class Chunks(_ChunksBase):
+    """The chunks of one request, for a thread."""
+
+    def __iter__(self) -> Chunks:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._num_open == 0:
+            raise StopIteration
+        try:
+            return self._seen(self._stream.get())
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Abort the request unless it has ended."""
+        self._end()
+
+
+class AsyncChunks(_ChunksBase):
+    """The chunks of one request, for an event loop."""
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._num_open == 0:
+            raise StopAsyncIteration
+        try:
+            return self._seen(await self._stream.aget())
+        except BaseException:
+            self._end()
+            raise
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+        self._end()

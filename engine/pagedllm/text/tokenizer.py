@@ -1,0 +1,182 @@
+"""Text to token ids and back, on a ``tokenizers.Tokenizer`` that transformers loads or that GGUF metadata gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+import transformers
+
+from ..api import Message
+from ..errors import InvalidRequestError, ModelFileError, UnsupportedModelError
+from ..files.description import read_eos_token_ids
+from ..files.locate import ModelFiles
+from .chat_template import render_chat
+from .gguf_tokenizer import load_gguf_tokenizer
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+# Model files often name only one of the tokens that end a chat model's text; these end it wherever they exist.
+_END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+)
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class Tokenizer:
+    """Encodes and decodes; safe from many threads at once, because nothing in it changes after it is built.
+
+    Attributes:
+        vocab_size: One more than the highest token id, added tokens included.
+        eos_token_ids: Every id that ends the text.
+        chat_template: Jinja source, or None.
+        bos_token: Text of the token that begins a sequence; empty if there is none.
+        eos_token: Text of the token that ends one; empty if there is none.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        chat_template: str | None,
+        bos_token: str,
+        eos_token: str,
+    ) -> None:
+        # A tokenizer.json may come with the truncation and padding of some training run.
+        backend.no_truncation()
+        backend.no_padding()
+        vocab = backend.get_vocab(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self._backend = backend
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        # Only SentencePiece vocabularies spell bytes like this; elsewhere it would be a text like any other.
+        self._byte_ids = frozenset(token_id for token, token_id in vocab.items() if _BYTE_TOKEN.fullmatch(token))
+        if len(self._byte_ids) != 256:
+            self._byte_ids = frozenset()
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1
+        self.chat_template = chat_template
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        if chat_template is not None:
+            ids = (backend.token_to_id(token) for token in _END_TOKENS)
+            eos_token_ids |= {token_id for token_id in ids if token_id in self._special_ids}
+        self.eos_token_ids = eos_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; control tokens written in it become their ids.
+
+        Args:
+            text: Any text; may be empty.
+            add_special_tokens: Add those that the model wants around a text, such as BOS. Many want none.
+
+        Raises:
+            InvalidRequestError: The text has a lone surrogate, which is no character and has no UTF-8.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text is not valid Unicode: a lone surrogate at position {error.start}", param="prompt"
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, with no clean-up of spaces. Bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            ids: In ``[0, 2**32)``; those the vocabulary lacks (padding rows of an embedding) have no text.
+            skip_special_tokens: Leave out control tokens.
+        """
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a chat, rendered by the model's chat template.
+
+        Raises:
+            InvalidRequestError: No template, the template refuses the messages, or a lone surrogate in them.
+        """
+        text = render_chat(
+            self.chat_template,
+            messages,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def has_text(self, token_id: int) -> bool:
+        """Whether the token takes part in ``decode`` with special tokens skipped."""
+        return token_id not in self._special_ids and bool(self._backend.id_to_token(token_id))
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is a SentencePiece byte, whose text depends on the whole run of bytes around it."""
+        return token_id in self._byte_ids
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Load a model's tokenizer; nothing is downloaded and no code of the model's is run.
+
+    Raises:
+        UnsupportedModelError: A kind of tokenizer that we do not read, by name.
+        ModelFileError: Missing or damaged tokenizer files.
+    """
+    return _from_gguf(files) if files.kind == "gguf" else _from_folder(files)
+
+
+def _from_gguf(files: ModelFiles) -> Tokenizer:
+    parts = load_gguf_tokenizer(files.path)
+    vocab_size = parts.backend.get_vocab_size(with_added_tokens=True)
+    eos_token_ids = frozenset(read_eos_token_ids(files, parts.gguf))
+    _check_ids(files.path, eos_token_ids, vocab_size)
+    return Tokenizer(
+        parts.backend,
+        eos_token_ids=eos_token_ids,
+        chat_template=parts.chat_template,
+        bos_token=parts.bos_token,
+        eos_token=parts.eos_token,
+    )
+
+
+def _from_folder(files: ModelFiles) -> Tokenizer:
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(
+            files.path, local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:  # transformers raises many kinds here, tokenizers plain Exception
+        raise ModelFileError(f"{files.path}: the tokenizer cannot be loaded: {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise UnsupportedModelError(
+            f"{files.path}: {type(loaded).__name__} has no fast tokenizer; a tokenizer.json is needed"
+        )
+    eos_token_ids = set(read_eos_token_ids(files))
+    if loaded.eos_token_id is not None:
+        eos_token_ids.add(loaded.eos_token_id)
+    template = loaded.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return Tokenizer(
+        backend,
+        eos_token_ids=frozenset(eos_token_ids),
+        chat_template=template,
+        bos_token=loaded.bos_token or "",
+        eos_token=loaded.eos_token or "",
+    )
+
+
+def _check_ids(path: Path, token_ids: frozenset[int], vocab_size: int) -> None:
+    outside = sorted(token_id for token_id in token_ids if token_id >= vocab_size)
+    if outside:
+        raise ModelFileError(f"{path}: end-of-text ids {outside} are outside the vocabulary of {vocab_size} tokens")

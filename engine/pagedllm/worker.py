@@ -1,0 +1,177 @@
+"""The thread that owns scheduler, cache and device. Everyone else leaves a message and waits on a stream of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .api import Chunk
+from .control.sequence import Sequence
+from .core import EngineCore
+from .errors import EngineClosedError, EngineDeadError, EngineError, InvalidRequestError, PagedLLMError
+from .streams import OutputStream
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    sequence: Sequence
+    stream: OutputStream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[EngineCore], Any]
+    future: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message = _Submit | _Abort | _Call | _Stop
+
+
+class Worker:
+    """Runs an EngineCore in a thread of its own.
+
+    Nobody waits for ever: when the thread ends, for whatever reason, it first records why in ``failure`` and then
+    fails every stream and call that it knows. A message that arrives later finds ``failure`` set, because its sender
+    looks after leaving it.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.failure: EngineError | None = None
+        # SimpleQueue.put is reentrant, so that the garbage collector may call abort() at any moment.
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._streams: dict[str, OutputStream] = {}
+        self._core: EngineCore | None = core
+        self._thread = threading.Thread(target=self._run, name="pagedllm-worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running; may change at any moment."""
+        return not self._streams and self._inbox.empty()
+
+    def submit(self, sequence: Sequence) -> OutputStream:
+        """Queue a sequence; its chunks, or the reason why it cannot run, come through the stream."""
+        stream = OutputStream()
+        self._inbox.put(_Submit(sequence, stream))
+        if self.failure is not None:
+            stream.fail(self._explain())
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request within a step; unknown and finished ones are ignored."""
+        self._inbox.put(_Abort(request_id))
+
+    def call(self, function: Callable[[EngineCore], _Result]) -> Future[_Result]:
+        """Run a function on the core between two steps."""
+        future: Future[_Result] = Future()
+        self._inbox.put(_Call(function, future))
+        if self.failure is not None:
+            _fail(future, self._explain())
+        return future
+
+    def stop(self) -> None:
+        """End the thread and wait for it. What is in flight fails with EngineClosedError."""
+        self._inbox.put(_Stop())
+        if threading.current_thread() is not self._thread:  # the garbage collector may call from anywhere
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            core = self._core
+            assert core is not None
+            while self._handle_messages(core):
+                for chunk in core.step():
+                    self._deliver(chunk)
+            self.failure = EngineClosedError("the engine was closed")
+        except BaseException as error:
+            logger.exception("the engine's worker died")
+            self.failure = EngineDeadError(f"the engine's worker died: {error!r}")
+            self.failure.__cause__ = error
+        finally:
+            del core  # with it go weights and KV cache
+            self._core = None
+            self._fail_everything()
+
+    def _handle_messages(self, core: EngineCore) -> bool:
+        """Take all messages, waiting for one only when there is no work; False to stop."""
+        while True:
+            try:
+                message = self._inbox.get(block=not core.has_work)
+            except queue.Empty:
+                return True
+            if isinstance(message, _Stop):
+                return False
+            self._handle(core, message)
+
+    def _handle(self, core: EngineCore, message: _Message) -> None:
+        if isinstance(message, _Submit):
+            self._add(core, message.sequence, message.stream)
+        elif isinstance(message, _Abort):
+            for chunk in core.abort(message.request_id):
+                self._deliver(chunk)
+        elif isinstance(message, _Call):
+            try:
+                message.future.set_result(message.function(core))
+            except Exception as error:
+                _fail(message.future, error)
+
+    def _add(self, core: EngineCore, sequence: Sequence, stream: OutputStream) -> None:
+        try:
+            if sequence.request_id in self._streams:
+                raise InvalidRequestError.for_value("request_id", sequence.request_id, "is already in flight")
+            core.add(sequence)
+        except PagedLLMError as error:
+            stream.fail(error)
+        else:
+            self._streams[sequence.request_id] = stream
+
+    def _deliver(self, chunk: Chunk) -> None:
+        stream = self._streams[chunk.request_id]
+        if chunk.finish_reason is not None:
+            del self._streams[chunk.request_id]
+        stream.put(chunk)
+
+    def _fail_everything(self) -> None:
+        for stream in self._streams.values():
+            stream.fail(self._explain())
+        self._streams.clear()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Submit):
+                message.stream.fail(self._explain())
+            elif isinstance(message, _Call):
+                _fail(message.future, self._explain())
+
+    def _explain(self) -> EngineError:
+        """A fresh error for each waiter: raising one object in several threads would mix their tracebacks."""
+        assert self.failure is not None
+        error = type(self.failure)(str(self.failure))
+        error.__cause__ = self.failure.__cause__
+        return error
+
+
+def _fail(future: Future[Any], error: BaseException) -> None:
+    with contextlib.suppress(InvalidStateError):  # worker and sender may both notice the end
+        future.set_exception(error)

@@ -1,0 +1,188 @@
+"""Continuous batching: budget, chunks, order, preemption, refusal."""
+
+from __future__ import annotations
+
+import pytest
+from control_helpers import EOS, make_scheduler, make_sequence, run_step, run_until_idle
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pagedllm.errors import ContextLengthError
+
+
+def test_prefill_and_decode_share_a_step():
+    scheduler = make_scheduler()
+    first, second = make_sequence([1, 2, 3]), make_sequence([4, 5, 6, 7])
+    scheduler.add(first)
+    run_step(scheduler)
+    scheduler.add(second)
+    output = run_step(scheduler)
+    assert [(item.sequence, item.num_new_tokens) for item in output.scheduled] == [(first, 1), (second, 4)]
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_decodes():
+    scheduler = make_scheduler(num_blocks=64, max_num_seqs=8, budget=8)
+    short, long = make_sequence([1, 2], max_tokens=20), make_sequence(list(range(20)))
+    scheduler.add(short)
+    run_step(scheduler)
+    scheduler.add(long)
+    chunks = []
+    while long.num_output_tokens == 0:
+        output = run_step(scheduler)
+        assert output.scheduled[0].sequence is short, "a decode waits for a prefill"
+        chunks.append(output.scheduled[1].num_new_tokens)
+    assert chunks == [7, 7, 6]
+    assert short.num_output_tokens == 4
+
+
+def test_a_seat_is_refilled_in_the_step_after_it_is_left():
+    """Static batching would wait for the whole batch."""
+    scheduler = make_scheduler(max_num_seqs=2)
+    short, long, waiting = make_sequence([1], max_tokens=1), make_sequence([2], max_tokens=9), make_sequence([3])
+    for sequence in (short, long, waiting):
+        scheduler.add(sequence)
+    run_step(scheduler)
+    assert short.is_finished
+    assert waiting in [item.sequence for item in run_step(scheduler).scheduled]
+
+
+def test_the_last_to_arrive_is_preempted_and_resumes_with_its_tokens():
+    scheduler = make_scheduler(num_blocks=4, caching=False)
+    first, second = make_sequence([1] * 7, max_tokens=9), make_sequence([2] * 7, max_tokens=9)
+    scheduler.add(first)
+    scheduler.add(second)
+    run_step(scheduler)
+    run_step(scheduler)
+    output = run_step(scheduler)
+    assert output.num_preempted == 1
+    assert list(scheduler.waiting) == [second]
+    assert second.block_table == []
+    assert second.num_output_tokens == 2, "sampled tokens are kept"
+    run_until_idle(scheduler)
+    assert first.num_output_tokens == second.num_output_tokens == 9
+
+
+def test_the_head_of_the_queue_is_never_overtaken():
+    """First come, first served: small requests behind a large one must not starve it."""
+    scheduler = make_scheduler(num_blocks=8)
+    running, large, small = make_sequence([1] * 16), make_sequence([2] * 24), make_sequence([3])
+    scheduler.add(running)
+    run_step(scheduler)
+    scheduler.add(large)
+    scheduler.add(small)
+    output = run_step(scheduler)
+    assert [item.sequence for item in output.scheduled] == [running]
+    run_until_idle(scheduler)
+    assert large.first_scheduled_time <= small.first_scheduled_time
+
+
+def test_what_can_never_fit_is_refused_at_once_with_numbers():
+    """Waiting for room that cannot come would block everything behind it for ever."""
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    with pytest.raises(ContextLengthError, match=r"14 prompt tokens.*max_tokens=8.*6.*4") as caught:
+        scheduler.add(make_sequence([1] * 14, max_tokens=8))
+    assert caught.value.code == "context_length_exceeded"
+    scheduler.add(make_sequence([1] * 8, max_tokens=8))
+    run_until_idle(scheduler)
+
+
+def test_eos_and_stop_tokens_end_a_sequence_unless_ignored():
+    scheduler = make_scheduler()
+    plain, deaf, own = (
+        make_sequence([1]),
+        make_sequence([1], max_tokens=3, ignore_eos=True),
+        make_sequence([1], stop_token_ids=[5]),
+    )
+    for sequence in (plain, deaf, own):
+        scheduler.add(sequence)
+    run_step(scheduler, token_id=EOS)
+    assert (plain.finish_reason, plain.stop_reason) == ("stop", EOS)
+    assert not deaf.is_finished
+    run_until_idle(scheduler)
+    assert deaf.finish_reason == "length"
+
+
+def test_abort_frees_running_and_waiting():
+    scheduler = make_scheduler(max_num_seqs=1)
+    running, waiting = make_sequence([1] * 9), make_sequence([2] * 9)
+    scheduler.add(running)
+    scheduler.add(waiting)
+    run_step(scheduler)
+    assert scheduler.abort(waiting.request_id) == [waiting]
+    assert scheduler.abort(running.request_id) == [running]
+    assert scheduler.abort("unknown") == []
+    assert not scheduler.has_work
+    scheduler.check_integrity()
+    assert scheduler.kv_cache_manager.usage.num_referenced == 0
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, aborts, resets and finishes; blocks are conserved after every step and everyone finishes."""
+
+    @initialize(
+        num_blocks=st.integers(6, 20),
+        seats=st.integers(1, 5),
+        extra_budget=st.integers(0, 12),
+        caching=st.booleans(),
+    )
+    def start(self, num_blocks: int, seats: int, extra_budget: int, caching: bool):
+        self.scheduler = make_scheduler(
+            num_blocks, block_size=3, max_num_seqs=seats, budget=seats + extra_budget, caching=caching
+        )
+        self.sequences = []
+
+    @rule(
+        pattern=st.integers(0, 2),
+        length=st.integers(1, 14),
+        max_tokens=st.integers(1, 14),
+        salt=st.sampled_from([None, "a"]),
+    )
+    def arrive(self, pattern: int, length: int, max_tokens: int, salt: str | None):
+        # Few patterns, so that prefixes are shared, diverge and meet again.
+        prompt = [0 if i < 6 else pattern for i in range(length)]
+        sequence = make_sequence(prompt, max_tokens, salt)
+        try:
+            self.scheduler.add(sequence)
+        except ContextLengthError:
+            assert -(-(length + max_tokens) // 3) > self.scheduler.kv_cache_manager.pool.num_blocks
+        else:
+            self.sequences.append(sequence)
+
+    @rule(token=st.sampled_from([1, 2, EOS]))
+    def step(self, token: int):
+        if not self.scheduler.has_work:
+            return
+        progress = [(item.num_computed_tokens, item.num_tokens) for item in self.scheduler.running[:1]]
+        oldest = self.scheduler.running[:1]
+        output = run_step(self.scheduler, token)
+        assert output.scheduled
+        assert sum(item.num_new_tokens for item in output.scheduled) <= self.scheduler.max_num_batched_tokens
+        assert len(output.scheduled) <= self.scheduler.max_num_seqs
+        assert all(item.num_new_tokens > 0 for item in output.scheduled)
+        assert all(not item.block_table for item in self.sequences if item.is_finished)
+        assert [(item.num_computed_tokens, item.num_tokens) for item in oldest] != progress or not oldest
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice: int):
+        if self.sequences:
+            self.scheduler.abort(self.sequences[choice % len(self.sequences)].request_id)
+
+    @rule()
+    def reset(self):
+        self.scheduler.kv_cache_manager.reset_prefix_cache(self.scheduler.running)
+
+    @invariant()
+    def blocks_are_conserved(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+
+    def teardown(self):
+        if hasattr(self, "scheduler"):
+            run_until_idle(self.scheduler)
+            assert all(item.is_finished for item in self.sequences)
+            assert self.scheduler.kv_cache_manager.usage.num_referenced == 0
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase

@@ -1,0 +1,51 @@
+"""Sequences and steps for tests of policy, without a model."""
+
+from __future__ import annotations
+
+import itertools
+
+from pagedllm.api import SamplingParams
+from pagedllm.control.kv_cache_manager import KVCacheManager
+from pagedllm.control.scheduler import Scheduler, SchedulerOutput
+from pagedllm.control.sequence import Sequence
+
+_ids = itertools.count()
+EOS = 9
+
+
+def make_sequence(prompt: list[int], max_tokens: int = 8, salt: str | None = None, **sampling) -> Sequence:
+    return Sequence(
+        request_id=f"r{next(_ids)}",
+        token_ids=list(prompt),
+        num_prompt_tokens=len(prompt),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(**sampling),
+        seed=0,
+        eos_token_ids=frozenset({EOS}),
+        salt=salt,
+    )
+
+
+def make_scheduler(
+    num_blocks: int = 16, block_size: int = 4, *, max_num_seqs: int = 8, budget: int = 64, caching: bool = True
+) -> Scheduler:
+    manager = KVCacheManager(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caching)
+    return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+
+
+def run_step(scheduler: Scheduler, token_id: int = 1) -> SchedulerOutput:
+    """One step in which the model says ``token_id`` for every sampled sequence."""
+    output = scheduler.schedule()
+    scheduler.update(output, [token_id] * len(output.sampled))
+    scheduler.retire_finished()
+    scheduler.check_integrity()
+    return output
+
+
+def run_until_idle(scheduler: Scheduler, max_steps: int = 1000) -> int:
+    """Steps until nothing is left; fails when that takes too many."""
+    for step in range(max_steps):
+        if not scheduler.has_work:
+            return step
+        run_step(scheduler)
+    raise AssertionError(f"still {len(scheduler.running)} running after {max_steps} steps")
