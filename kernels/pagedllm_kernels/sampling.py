@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["greedy", "sample"]
+__all__ = ["greedy", "gumbel_noise", "sample"]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -20,33 +20,73 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def sample(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one token per row by inverting the cumulative distribution at a given uniform number.
+def sample(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, keys: Tensor) -> Tensor:
+    """Draw one token per row by the Gumbel-max trick (Gumbel, 1954): the best of ``logit / temperature + noise``.
+
+    Each token has noise of its own, a function of the row's key and the token id. A rounding difference in the logits
+    then changes the outcome about as rarely as it changes the distribution. Inverting the cumulative distribution
+    would need one number instead of many, but there every token's boundary moves with the sum of all before it, which
+    changed one text in some dozens between batch sizes.
 
     Order of the filters as in vLLM and transformers: temperature, then top-k, then top-p on what remains (Holtzman et
     al., 2020, arXiv 1904.09751). Tokens equal to the last one kept are kept too, so that the result does not depend
-    on a sort's order. The distribution is summed in order of token id in float64: rounding differences in the logits
-    then move no boundary by more than themselves.
+    on a sort's order.
 
     Args:
         logits: [num_rows, vocab_size] float32.
         temperatures: [num_rows] float32, above 0.
         top_ks: [num_rows] int64, 1 to vocab_size.
         top_ps: [num_rows] float32, in (0, 1].
-        uniforms: [num_rows] float64, in [0, 1).
+        keys: [num_rows, 2] int64, each in [0, 2**32): the noise's key.
 
     Returns:
         [num_rows] int64.
     """
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
+    scores = scaled.double() + gumbel_noise(keys, logits.shape[1])
+    rows = ((top_ks < logits.shape[1]) | (top_ps < 1)).nonzero().squeeze(1)
+    if rows.numel() > 0:
+        removed = scaled[rows] < _thresholds(scaled[rows], top_ks[rows], top_ps[rows])
+        scores[rows] = scores[rows].masked_fill(removed, float("-inf"))
+    return scores.argmax(dim=-1)
+
+
+def _thresholds(scaled: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
+    """The least scaled logit of each row that top-k and then top-p keep, [num_rows, 1]."""
     ranked = scaled.sort(dim=-1, descending=True).values
-    scaled = scaled.masked_fill(scaled < ranked.gather(1, top_ks.unsqueeze(1) - 1), float("-inf"))
-    ranked = ranked.masked_fill(ranked < ranked.gather(1, top_ks.unsqueeze(1) - 1), float("-inf"))
-    ranked_probs = ranked.softmax(dim=-1, dtype=torch.float64)
+    kth = ranked.gather(1, top_ks.unsqueeze(1) - 1)
+    probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(dim=-1, dtype=torch.float64)
     # A token is kept if those before it do not reach top_p yet; at least the first one always is.
-    num_kept = (ranked_probs.cumsum(dim=-1) - ranked_probs < top_ps.unsqueeze(1)).sum(dim=-1, keepdim=True)
-    scaled = scaled.masked_fill(scaled < ranked.gather(1, num_kept - 1), float("-inf"))
-    cumulative = scaled.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    targets = (uniforms.unsqueeze(1) * cumulative[:, -1:]).contiguous()
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    num_kept = (probs.cumsum(dim=-1) - probs < top_ps.unsqueeze(1)).sum(dim=-1, keepdim=True)
+    return ranked.gather(1, num_kept - 1).maximum(kth)
+
+
+def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise as a pure function of key and token id, the same on every device.
+
+    The bits are two rounds of MurmurHash3's 32-bit finaliser (Appleby, 2011), one half of the key before each.
+
+    Args:
+        keys: [num_rows, 2] int64, each in [0, 2**32).
+        vocab_size: Number of token ids.
+
+    Returns:
+        [num_rows, vocab_size] float64.
+    """
+    bits = torch.arange(vocab_size, device=keys.device) * 0x9E3779B9 + keys[:, :1]
+    bits = _mix(_mix(bits & _MASK) ^ keys[:, 1:])
+    uniform = (bits.double() + 0.5) / 2**32  # never 0 or 1
+    return -(-uniform.log()).log()
+
+
+_MASK = 2**32 - 1
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Spread every bit of 32 over all others. int64 products wrap, which leaves their low 32 bits right."""
+    bits = bits ^ (bits >> 16)
+    bits = bits * 0x85EBCA6B & _MASK
+    bits = bits ^ (bits >> 13)
+    bits = bits * 0xC2B2AE35 & _MASK
+    return bits ^ (bits >> 16)

@@ -11,7 +11,7 @@ from pagedllm_kernels.sampling import greedy, sample
 
 from ..control.sequence import Sequence
 
-__all__ = ["GREEDY_BELOW", "Sampler", "uniform_noise"]
+__all__ = ["GREEDY_BELOW", "Sampler", "noise_key"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy (vLLM's bound): dividing by them would only overflow."""
@@ -46,15 +46,13 @@ class Sampler:
             temperatures=torch.tensor([p.temperature for p in params]),
             top_ks=torch.tensor(top_ks),
             top_ps=torch.tensor([1.0 if p.top_p is None else p.top_p for p in params]),
-            uniforms=torch.tensor(
-                [uniform_noise(item.seed, item.index, item.num_tokens) for item in sequences], dtype=torch.float64
-            ),
+            keys=torch.tensor([noise_key(item.seed, item.index, item.num_tokens) for item in sequences]),
         ).tolist()
         return token_ids
 
 
-def uniform_noise(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) that depends only on seed, sample index and token position.
+def noise_key(seed: int, index: int, position: int) -> tuple[int, int]:
+    """64 bits, in two halves, that depend only on seed, sample index and token position.
 
     Batching, chunking and preemption therefore cannot change a sampled text. The three are absorbed one after the
     other by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
@@ -65,5 +63,4 @@ def uniform_noise(seed: int, index: int, position: int) -> float:
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
-    # 48 bits, so that the product with a sum of probabilities never rounds up to the sum itself.
-    return (state >> 16) / 2**48
+    return state >> 32, state & 0xFFFFFFFF
