@@ -1,0 +1,222 @@
+"""``ChatPagedLLM``: a LangChain chat model over the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig
+from pydantic import model_validator
+from typing_extensions import Self
+
+import langchain_pagedllm
+from pagedllm.errors import InvalidRequestError
+
+from .base import PagedModel
+from .concurrency import with_max_concurrency
+from .errors import langchain_errors
+from .messages import PROVIDER, to_chat_chunks, to_chat_result, to_messages
+
+__all__ = ["ChatPagedLLM"]
+
+
+class ChatPagedLLM(PagedModel, BaseChatModel):
+    """Chat model over a paged-attention engine in this process.
+
+    Instantiate:
+        .. code-block:: python
+
+            from langchain_pagedllm import ChatPagedLLM
+
+            model = ChatPagedLLM()  # the embedded SmolLM2-135M-Instruct
+            model = ChatPagedLLM(
+                model="path/to/model",  # a Hugging Face folder or a GGUF file
+                temperature=0,
+                max_tokens=256,
+                engine_args={"dtype": "float32"},
+            )
+
+        Nothing is loaded before the first call. All models of one configuration share one engine.
+
+    Sampling:
+        ``temperature, max_tokens (max_completion_tokens), top_p, top_k, seed, stop (stop_sequences), stop_token_ids,
+        ignore_eos``, here or per call: ``model.invoke(text, max_tokens=5)``, ``model.bind(seed=1)``. A call's value
+        wins; None means not given. ``cache_salt``, ``timeout``, ``stream_usage`` and ``model`` may be given per call
+        too. An option that is unknown is an error that names it.
+
+    Accepted, but without meaning in this process:
+        ``max_retries`` (no transport can fail) and ``api_key`` (no server asks for it).
+
+    Invoke, stream, batch:
+        .. code-block:: python
+
+            model.invoke("Hello")
+            for chunk in model.stream("Hello"):
+                print(chunk.text, end="")
+            await model.ainvoke("Hello")
+            model.batch(["Hello", "Goodbye"])  # computed together
+
+        Leaving a stream early, or cancelling an async call, aborts the request in the engine.
+
+    Usage metadata:
+        ``input_tokens, output_tokens, total_tokens`` and ``input_token_details["cache_read"]``, the prompt tokens
+        whose KV was found in the prefix cache; in a stream on its last chunk.
+
+    Response metadata:
+        ``model_name, model_provider, finish_reason ("stop", "length", "abort"), stop_reason`` (the stop string or
+        token id that ended the text, if one did), ``request_id`` and ``timings`` (``queue_s, ttft_s, total_s``).
+
+    Raises:
+        pydantic.ValidationError: From the constructor, naming the argument. It is a ``ValueError``.
+    """
+
+    @model_validator(mode="after")
+    def _set_pagedllm_chat_version(self) -> Self:
+        self._add_version("langchain-pagedllm", langchain_pagedllm.__version__)
+        return self
+
+    @property
+    def _llm_type(self) -> str:
+        return "chat-pagedllm"
+
+    # --- The four hooks ---
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's signature
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            call = self._for_call(stop, kwargs)
+            [output] = call._outputs([call._request(messages=to_messages(messages))])
+            return to_chat_result(output, model_name=call.model_name)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's signature
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            call = self._for_call(stop, kwargs)
+            [output] = await call._aoutputs([call._request(messages=to_messages(messages))])
+            return to_chat_result(output, model_name=call.model_name)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with langchain_errors():
+            call = self._for_call(stop, kwargs)
+            with closing(call._chunks(call._request(messages=to_messages(messages)))) as chunks:
+                for chunk in chunks:
+                    for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
+                        # LangChain's stream() gives no run manager and calls back itself.
+                        if run_manager:
+                            run_manager.on_llm_new_token(piece.text, chunk=piece)
+                        yield piece
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with langchain_errors():
+            call = self._for_call(stop, kwargs)
+            async with aclosing(call._achunks(call._request(messages=to_messages(messages)))) as chunks:
+                async for chunk in chunks:
+                    for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
+                        if run_manager:
+                            await run_manager.on_llm_new_token(piece.text, chunk=piece)
+                        yield piece
+
+    # --- Batches: a thread per input, so that all reach the engine at once; LangChain's default is 6 on two cores. ---
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer all inputs together; ``max_concurrency`` in the config limits how many at a time."""
+        configs = with_max_concurrency(config, len(inputs), self._max_concurrency())
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def batch_as_completed(  # type: ignore[override]
+        self,
+        inputs: Sequence[LanguageModelInput],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, AIMessage | Exception]]:
+        """As ``batch``, yielding each answer with its input's position as soon as it is there."""
+        configs = with_max_concurrency(config, len(inputs), self._max_concurrency())
+        return super().batch_as_completed(  # type: ignore[call-overload]
+            inputs, configs, return_exceptions=return_exceptions, **kwargs
+        )
+
+    # --- Token counts, profile, tracing ---
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The text's token ids, without special tokens; loads the engine for its tokenizer."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        with langchain_errors():
+            return self._get_engine().tokenize(text, add_special_tokens=False)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """Prompt tokens of this chat, rendered by the model's chat template; loads the engine.
+
+        Raises:
+            InvalidRequestError: ``tools`` are given: they are not supported yet.
+        """
+        with langchain_errors():
+            if tools:
+                raise InvalidRequestError("tools are not supported yet, so they cannot be counted", param="tools")
+            if not messages:
+                return 0
+            return self._get_engine().count_tokens(self._request(messages=to_messages(messages)))
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        max_model_len = self._max_model_len()
+        if max_model_len is None:
+            return None
+        return {
+            "max_input_tokens": max_model_len,
+            "max_output_tokens": max_model_len,
+            "text_inputs": True,
+            "text_outputs": True,
+            "image_inputs": False,
+            "audio_inputs": False,
+            "video_inputs": False,
+            "tool_calling": False,
+            "structured_output": False,
+            "reasoning_output": False,
+            "temperature": True,
+        }
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        # LangChain would put the call's None over the constructor's stop: in the trace and in the cache key.
+        return super()._get_invocation_params(stop=self._stop_list(stop), **kwargs)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=self._stop_list(stop), **kwargs)
+        params["ls_provider"] = PROVIDER
+        return params
