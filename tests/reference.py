@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pagedllm.compute.forward_batch import ForwardBatch
+
 FLOAT32_GAP = 1e-4
 """Below this gap between the two best logits, float32 rounding may decide; floating point is not batch-invariant."""
 BFLOAT16_GAP = 0.1
@@ -37,3 +39,17 @@ def assert_greedy(model: Any, prompt: Sequence[int], token_ids: Sequence[int], *
             return i
         assert token_id == expected, f"token {i} is {token_id}, not {expected}; the reference's gap is {gap:.2e}"
     return len(token_ids)
+
+
+def whole_prompt(token_ids: list[int], block_size: int = 16) -> ForwardBatch:
+    """A batch of one prompt that yields logits at every token."""
+    count = len(token_ids)
+    return ForwardBatch(
+        input_ids=torch.tensor(token_ids),
+        positions=torch.arange(count),
+        slot_mapping=torch.arange(count),
+        block_tables=torch.arange(-(-count // block_size), dtype=torch.int32).unsqueeze(0),
+        cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        logits_indices=torch.arange(count),
+    )

@@ -31,8 +31,11 @@ CONTRACT = ("pagedllm.api", "pagedllm.config", "pagedllm.errors")
 ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.errors": (),
     "pagedllm.config": ("pagedllm.errors",),
-    "pagedllm.api": ("pagedllm.errors",),
-    "pagedllm": CONTRACT,
+    "pagedllm.message": ("pagedllm.errors",),
+    "pagedllm.sampling_params": ("pagedllm.errors",),
+    "pagedllm.api": ("pagedllm.errors", "pagedllm.message", "pagedllm.sampling_params"),
+    "pagedllm.logs": ("pagedllm.errors",),
+    "pagedllm": (*CONTRACT, "pagedllm.logs"),
     "pagedllm_kernels": (),
     "pagedllm.files": ("pagedllm.errors",),
     "pagedllm.control": CONTRACT,
@@ -60,6 +63,9 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
     ),
     "pagedllm.registry": CONTRACT,
+    # Any engine will do; of the core only what it tells about its steps.
+    "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
     "langchain_pagedllm": CONTRACT,
 }
 
@@ -68,18 +74,24 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm_kernels": ("torch",),
     "pagedllm_kernels.triton": ("torch", "triton"),
     "pagedllm.files": ("numpy",),
+    "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.text": ("jinja2", "numpy", "tokenizers", "transformers"),
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
+    "pagedllm.core": ("torch",),
+    "pagedllm.bench": ("numpy",),
+    "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }
 
 # The only imports inside functions: what they name is heavy or optional, and not every process needs it.
 LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
-    "pagedllm.registry": ("pagedllm.local",),
+    "pagedllm": ("pagedllm.registry",),
+    "pagedllm.files.hub": ("huggingface_hub",),
+    "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
+    "pagedllm.cli": ("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local", "torch"),
 }
-# Loads what its own table of public names says, at first use.
-COMPUTED_IMPORTS = ("langchain_pagedllm",)
+COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use
 
 Where = Literal["module", "type checking", "function"]
 

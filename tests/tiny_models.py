@@ -1,4 +1,4 @@
-"""Small random Llama models with a tokenizer, as a Hugging Face folder and as a GGUF file."""
+"""Small random models of every family with a tokenizer, as a Hugging Face folder and as a GGUF file."""
 
 from __future__ import annotations
 
@@ -54,54 +54,77 @@ def train_tokenizer(vocab_size: int = 320) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def write_hf_llama(
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 20},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {},
+    # Caps low enough to change most scores and logits, and a scalar that is not head_dim.
+    "gemma2": {
+        "sliding_window": 20,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 24,
+        "attn_implementation": "eager",
+    },
+}
+"""What sets the tiny model of each family apart, besides its class."""
+
+
+def write_hf_model(
     folder: Path,
+    family: str,
     *,
     num_heads: int = 4,
     num_kv_heads: int = 2,
     tie: bool = True,
-    rope_scaling: bool = False,
     seed: int = 0,
     max_shard_size: str | int | None = None,
     max_position_embeddings: int = 512,
     num_layers: int = 3,
     head_dim: int = 16,
+    rope: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
-    """Write a random ``LlamaForCausalLM`` with tokenizer and chat template; hidden size 64, 320 tokens, float32.
+    """Write a random model with tokenizer and chat template; hidden size 64, 320 tokens, float32.
 
     Weights are wide enough that greedy text is not one repeated token and that a wrong layer shows in the logits.
 
     Args:
-        rope_scaling: Use Llama 3's rule with an original length of 64 tokens.
+        family: A key of ``FAMILY_OPTIONS``.
         max_shard_size: Largest shard, such as ``"100KB"``; None: one file.
+        rope: Rotary parameters; None: no scaling.
+        options: Of the transformers configuration, over those of ``FAMILY_OPTIONS``.
 
     Returns:
         The transformers model, in evaluation mode.
     """
     tokenizer = train_tokenizer()
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=tie,
-        rope_parameters=dict(LLAMA3_ROPE) if rope_scaling else {"rope_type": "default", "rope_theta": 10_000.0},
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        initializer_range=0.2,
+    # Phi-3 knows no head_dim of its own: 64 / num_heads.
+    widths = {} if family == "phi3" else {"head_dim": head_dim}
+    config = transformers.AutoConfig.for_model(
+        family,
+        **{
+            "vocab_size": tokenizer.get_vocab_size(),
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_kv_heads,
+            "max_position_embeddings": max_position_embeddings,
+            "tie_word_embeddings": tie,
+            "rope_parameters": dict(rope or {"rope_type": "default", "rope_theta": 10_000.0}),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "initializer_range": 0.2,
+        }
+        | widths
+        | FAMILY_OPTIONS[family]
+        | options,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config).eval()
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.data.uniform_(0.5, 1.5)
-    model.requires_grad_(False)
+    model = _random_model(config, seed)
     model.save_pretrained(folder, **({} if max_shard_size is None else {"max_shard_size": max_shard_size}))
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>"
@@ -111,7 +134,31 @@ def write_hf_llama(
     return model
 
 
-def write_gguf_llama(
+def _random_model(config: Any, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.data.uniform_(0.5, 1.5)
+                # Gemma's norms add 1 to their weights.
+                parameter.data -= 1.0 if config.model_type == "gemma2" else 0.0
+            elif name.endswith(".bias"):
+                parameter.data.uniform_(-1.0, 1.0)
+    model.requires_grad_(False)
+    return model
+
+
+def write_hf_llama(folder: Path, *, rope_scaling: bool = False, **options: Any) -> Any:
+    """As ``write_hf_model`` of a Llama.
+
+    Args:
+        rope_scaling: Use Llama 3's rule with an original length of 64 tokens.
+    """
+    return write_hf_model(folder, "llama", rope=LLAMA3_ROPE if rope_scaling else None, **options)
+
+
+def write_gguf(
     path: Path,
     model: Any,
     tokenizer: tokenizers.Tokenizer | None = None,
@@ -120,20 +167,21 @@ def write_gguf_llama(
     metadata: dict[str, Any] | None = None,
     extra_tensors: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Write a transformers Llama model as llama.cpp's converter does: q and k rows interleaved, rope factors stored.
+    """Write a transformers model as llama.cpp's converter does: Llama's q and k rows interleaved, rope factors stored.
 
     Args:
-        tokenizer: The model's; None: the one of ``write_hf_llama``.
+        tokenizer: The model's; None: the one of ``write_hf_model``.
         quantization: Of the matrices, ``"F32"``, ``"F16"``, ``"BF16"`` or ``"Q8_0"``; vectors are always F32.
         metadata: Further entries (text, whole numbers, booleans), or other values for some.
-        extra_tensors: Tensors that a Llama model does not have, by their names in the file.
+        extra_tensors: Tensors that the family does not have, by their names in the file.
     """
     tokenizer = tokenizer or train_tokenizer()
-    writer = gguf.GGUFWriter(path, "llama")
-    entries = _model_metadata(model.config) | _tokenizer_metadata(tokenizer) | (metadata or {})
+    architecture = gguf_architecture(model.config)
+    writer = gguf.GGUFWriter(path, architecture)
+    entries = _model_metadata(model.config, architecture) | _tokenizer_metadata(tokenizer) | (metadata or {})
     for key, value in entries.items():
         _add(writer, key, value)
-    for name, values in (_gguf_tensors(model) | (extra_tensors or {})).items():
+    for name, values in (_gguf_tensors(model, architecture) | (extra_tensors or {})).items():
         if values.ndim == 1 or quantization == "F32":
             writer.add_tensor(name, values)
         elif quantization == "F16":
@@ -145,6 +193,14 @@ def write_gguf_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+write_gguf_llama = write_gguf
+
+
+def gguf_architecture(config: Any) -> str:
+    """What a family is called in GGUF; Mistral goes by Llama's name, because llama.cpp computes both alike."""
+    return {"mistral": "llama"}.get(config.model_type, config.model_type)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -160,21 +216,39 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _model_metadata(config: Any) -> dict[str, Any]:
-    return {
-        "llama.vocab_size": config.vocab_size,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.block_count": config.num_hidden_layers,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "llama.rope.dimension_count": config.head_dim,
+def _model_metadata(config: Any, architecture: str) -> dict[str, Any]:
+    head_dim = head_dim_of(config)
+    entries: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": head_dim,
     }
+    if config.model_type in ("mistral", "phi3", "gemma2"):
+        entries["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type == "gemma2":
+        entries["attn_logit_softcapping"] = config.attn_logit_softcapping
+        entries["final_logit_softcapping"] = config.final_logit_softcapping
+        entries["attention.scale"] = config.query_pre_attn_scalar**-0.5
+    if config.rope_parameters["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        growth = config.max_position_embeddings / original
+        entries["rope.scaling.original_context_length"] = original
+        entries["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(growth) / math.log(original))
+    return {f"{architecture}.{key}": value for key, value in entries.items()}
+
+
+def head_dim_of(config: Any) -> int:
+    """Width of a head; Phi-3's configuration does not say it."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _tokenizer_metadata(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
@@ -193,33 +267,26 @@ def _tokenizer_metadata(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
     }
 
 
-def _gguf_tensors(model: Any) -> dict[str, np.ndarray]:
-    config = model.config
-    state = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
-    tensors = {
-        "token_embd.weight": state["model.embed_tokens.weight"],
-        "output_norm.weight": state["model.norm.weight"],
-    }
-    if not config.tie_word_embeddings:
-        tensors["output.weight"] = state["lm_head.weight"]
-    if config.rope_parameters["rope_type"] == "llama3":
+def _gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """Tensors by llama.cpp's names, which the gguf package knows."""
+    config, rope = model.config, model.config.rope_parameters
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        values = tensor.float().numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = interleave(values, config.head_dim)
+        if architecture == "gemma2" and name.endswith("norm.weight"):
+            values = values + 1
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = np.ascontiguousarray(values)
+    if rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = rope_factors(config)
-    for layer in range(config.num_hidden_layers):
-        for gguf_name, name in {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        }.items():
-            values = state[f"model.layers.{layer}.{name}.weight"]
-            if gguf_name in ("attn_q", "attn_k"):
-                values = interleave(values, config.head_dim)
-            tensors[f"blk.{layer}.{gguf_name}.weight"] = np.ascontiguousarray(values)
+    if rope["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
     return tensors
 
 

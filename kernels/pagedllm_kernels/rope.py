@@ -8,18 +8,19 @@ from torch import Tensor
 __all__ = ["apply_rope", "rope_table"]
 
 
-def rope_table(inv_freq: Tensor, num_positions: int) -> Tensor:
+def rope_table(inv_freq: Tensor, num_positions: int, *, amplitude: float = 1.0) -> Tensor:
     """Cosines and sines of every position.
 
     Args:
         inv_freq: [head_dim / 2], radians per position.
         num_positions: Length of the table.
+        amplitude: Factor of cosines and sines; a rotation by the table then also scales by it.
 
     Returns:
         [num_positions, head_dim] float32: cosines in the first half, sines in the second.
     """
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inv_freq.float())
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
 
 
 def apply_rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import LLAMA3_ROPE, write_gguf_llama, write_hf_llama
+import transformers
+from tiny_models import LLAMA3_ROPE, write_gguf, write_gguf_llama, write_hf_llama, write_hf_model
 
-from pagedllm.compute.models.config import Llama3RopeScaling, ModelConfig, load_model_config
+from pagedllm.compute.models.config import Llama3RopeScaling, LongRopeScaling, ModelConfig, load_model_config
+from pagedllm.compute.models.registry import FAMILIES
 from pagedllm.errors import ModelFileError, UnsupportedModelError
 from pagedllm.files.locate import ModelFiles, locate_model
 
@@ -57,6 +60,8 @@ def test_embedded_model() -> None:
         rope_scaling=None,
         tie_word_embeddings=True,
         max_position_embeddings=8192,
+        attention_scale=0.125,
+        windows=(None,) * 30,
     )
 
 
@@ -88,7 +93,7 @@ def test_head_dim_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "mistral"},
+        {"model_type": "mamba"},
         {"model_type": ["llama"]},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"hidden_act": "gelu"},
@@ -99,6 +104,12 @@ def test_head_dim_of_its_own(tmp_path: Path) -> None:
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"attn_logit_softcapping": 50.0},
+        {"query_pre_attn_scalar": 256},
+        {"use_sliding_window": True},
+        {"embedding_multiplier": 12.0},
+        {"num_experts": 8},
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -110,9 +121,97 @@ def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[
     assert str(shown) in str(caught.value) or "partial_rotary_factor" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "change", "field"),
+    [
+        ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+        ("qwen2", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types"),
+        ("phi3", {"partial_rotary_factor": 0.75}, r"partial_rotary_factor=0\.75"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "short_factor": [1.0] * 8}}, "type='yarn' .*su are"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_mscale": 1.1}}, "short_mscale"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+        ("gemma2", {"hidden_act": "silu"}, "hidden_act='silu'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ],
+)
+def test_families_refuse_their_variants(tmp_path: Path, model_type: str, change: dict[str, Any], field: str) -> None:
+    """A relative of a supported model is the likeliest to be computed wrongly."""
+    with pytest.raises(UnsupportedModelError, match=field):
+        load(tmp_path, of_family(model_type) | change)
+
+
+def of_family(model_type: str) -> dict[str, Any]:
+    """A configuration that the family accepts, with every default left to it."""
+    config = LLAMA | {"model_type": model_type, "architectures": [FAMILIES[model_type].class_name]}
+    if model_type == "gemma2":
+        del config["hidden_act"]
+    return config
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_are_those_of_transformers(tmp_path: Path, model_type: str) -> None:
+    """Published configurations leave out what their class has a default for, such as Mistral's window of 4096."""
+    config = load(tmp_path, of_family(model_type))
+    theirs = transformers.AutoConfig.for_model(**of_family(model_type))
+    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    assert config.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None)
+    assert config.final_soft_cap == getattr(theirs, "final_logit_softcapping", None)
+    assert config.attention_scale == getattr(theirs, "query_pre_attn_scalar", config.head_dim) ** -0.5
+    window = getattr(theirs, "sliding_window", None)
+    default_types = ["full_attention" if window is None else "sliding_attention"] * 3
+    types = getattr(theirs, "layer_types", None) or default_types
+    assert config.windows == tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def test_windows_of_qwen_and_gemma(tmp_path: Path) -> None:
+    """The switch, the first layer with a window, an explicit list, and null."""
+    window = {"use_sliding_window": True, "sliding_window": 32}
+    for model_type, change, expected in (
+        ("qwen2", {"sliding_window": 32}, (None, None, None)),
+        ("qwen2", {**window, "max_window_layers": 1}, (None, 32, 32)),
+        ("qwen2", {**window, "max_window_layers": 0}, (32, 32, 32)),
+        ("qwen2", window, (None, None, None)),
+        (
+            "qwen3",
+            {**window, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+            (32, None, None),
+        ),
+        ("gemma2", {}, (4096, None, 4096)),
+        ("gemma2", {"sliding_window": None}, (None, None, None)),
+        ("mistral", {"sliding_window": None}, (None, None, None)),
+    ):
+        assert load(tmp_path, of_family(model_type) | change).windows == expected, (model_type, change)
+
+
+def test_longrope_as_published(tmp_path: Path) -> None:
+    """Phi-3's first name for it, with the original length beside the parameters; the amplitude follows from both."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    for rope_type in ("su", "longrope"):
+        rope = {"original_max_position_embeddings": 64, "rope_scaling": {"type": rope_type, **factors}}
+        scaling = load(tmp_path, of_family("phi3") | rope).rope_scaling
+        assert scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 64, pytest.approx(math.sqrt(1 + math.log(8, 64))))
+
+
+def test_gemma2_27b_is_known_by_its_layers(tmp_path: Path) -> None:
+    """Its scalar is hidden_size / num_heads, which a GGUF file does not say."""
+    options = {"num_heads": 2, "num_kv_heads": 2, "query_pre_attn_scalar": 32}
+    for num_layers, expected in ((46, 32), (3, 16)):
+        model = write_hf_model(tmp_path / "hf", "gemma2", num_layers=num_layers, **options)
+        write_gguf(tmp_path / "m.gguf", model, metadata={"gemma2.attention.scale": 0.0})
+        assert load_model_config(locate_model(str(tmp_path / "m.gguf"))).attention_scale == expected**-0.5
+
+
 def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:
     """Said before any weight is read: there are none in this folder."""
-    with pytest.raises(UnsupportedModelError, match=r"'gpt_neox' is not supported; supported: llama"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"'gpt_neox' is not supported; supported: llama, mistral, qwen2, qwen3, phi3, gemma2",
+    ):
         load(tmp_path, LLAMA | {"model_type": "gpt_neox"})
 
 
@@ -129,6 +228,12 @@ def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": "llama3"}, "rope parameters"),
+        ({"num_hidden_layers": 10**9}, "from 1 to 1024"),
+        ({"rope_scaling": {"type": "su", "original_max_position_embeddings": 64}}, "short_factor is missing"),
+        (
+            {"rope_scaling": {"type": "su", "original_max_position_embeddings": 64, "short_factor": [1.0] * 7}},
+            "a list of 8 positive numbers",
+        ),
     ],
 )
 def test_nonsense_names_the_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -162,6 +267,8 @@ def test_same_model_as_folder_and_gguf(hf_model: Any, tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         ({"llama.expert_count": 8}, "expert_count=8"),
+        ({"llama.attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
+        ({"llama.attention.sliding_window_pattern": 6}, "sliding_window_pattern=6"),
         ({"llama.rope.scaling.type": "yarn"}, r"rope\.scaling\.type='yarn'"),
         ({"llama.rope.dimension_count": 8}, r"rope\.dimension_count=8"),
         ({"llama.attention.value_length": 8}, r"attention\.value_length=8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
-from tiny_models import train_tokenizer, write_gguf_llama, write_hf_llama
+from tiny_models import train_tokenizer, write_gguf, write_gguf_llama, write_hf_llama, write_hf_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -54,6 +55,42 @@ def test_safetensors(tmp_path: Path, tie: bool, max_shard_size: str | None) -> N
     assert_same(read(tmp_path), model)
 
 
+FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "gemma2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("form", ["safetensors", "gguf"])
+def test_families(tmp_path: Path, family: str, form: str) -> None:
+    """Every tensor under its name; only llama (which stands for mistral) has rows to put back in order in GGUF."""
+    model = write_hf_model(tmp_path, family, num_layers=2, tie=family == "gemma2")  # never untied
+    path = tmp_path
+    if form == "gguf":
+        path = tmp_path / "m.gguf"
+        write_gguf(path, model)
+    if family == "gemma2":
+        for name, parameter in model.named_parameters():
+            parameter.data += 1.0 if name.endswith("norm.weight") else 0.0
+    assert_same(read(path), model)
+
+
+def test_quantisations_are_those_of_the_gguf_package() -> None:
+    """None is forgotten when the package learns another."""
+    traits = {kind.name for kind in gguf.quants._type_traits}
+    assert set(gguf_weights.supported_types()) == traits | {"F32", "F16"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_tensors_of_another_family_are_refused(tmp_path: Path, family: str) -> None:
+    """A Qwen3 that calls itself otherwise has norms that would be ignored."""
+    write_hf_model(tmp_path, "qwen3")
+    path = tmp_path / "config.json"
+    changed = {"model_type": family, "architectures": None}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    files = locate_model(str(tmp_path))
+    with pytest.raises(ModelFileError, match=rf"a {family} model does not have|missing tensors.*bias"):
+        iter_weights(files, load_model_config(files))
+
+
 def test_safetensors_keep_their_type(tmp_path: Path) -> None:
     """A bfloat16 model must not take twice its memory on the way in."""
     model = write_hf_llama(tmp_path).to(torch.bfloat16)
@@ -86,7 +123,7 @@ def test_gguf_quantised(tmp_path: Path, quantization: str) -> None:
         assert np.array_equal(weights[name].numpy(), values), name
 
 
-@pytest.mark.parametrize("name", gguf_weights._BLOCK_TYPES)
+@pytest.mark.parametrize("name", [name for name in gguf_weights.supported_types() if name not in ("F32", "F16")])
 def test_every_block_type_is_read_row_by_row(tmp_path: Path, name: str) -> None:
     """Bytes of any supported type reach the gguf package with the right rows."""
     kind = gguf.GGMLQuantizationType[name]

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import assert_at_rest, request, run, token_ids
-from reference import BFLOAT16_GAP, assert_greedy
+from reference import BFLOAT16_GAP, assert_greedy, whole_prompt
 from tiny_models import write_gguf_llama, write_hf_llama
 
-from pagedllm.compute.forward_batch import ForwardBatch
 from pagedllm.compute.model_runner import ModelRunner
 from pagedllm.config import EngineConfig
 from pagedllm.files.locate import locate_model
@@ -126,19 +125,5 @@ def test_smollm2_bfloat16_logits_are_as_good_as_torch_makes_them(smollm2_referen
         token_ids = tokenizer.encode(prompt)
         expected = smollm2_reference(torch.tensor([token_ids])).logits[0]
         theirs = in_bfloat16(torch.tensor([token_ids])).logits[0] - expected
-        ours = runner.run(whole_prompt(token_ids, block_size=16)) - expected
+        ours = runner.run(whole_prompt(token_ids)) - expected
         assert ours.square().mean() <= 4 * theirs.square().mean()
-
-
-def whole_prompt(token_ids: list[int], block_size: int) -> ForwardBatch:
-    """A batch of one prompt that yields logits at every token."""
-    count = len(token_ids)
-    return ForwardBatch(
-        input_ids=torch.tensor(token_ids),
-        positions=torch.arange(count),
-        slot_mapping=torch.arange(count),
-        block_tables=torch.arange(-(-count // block_size), dtype=torch.int32).unsqueeze(0),
-        cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        logits_indices=torch.arange(count),
-    )

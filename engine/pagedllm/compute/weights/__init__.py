@@ -15,10 +15,11 @@ __all__ = ["iter_weights"]
 
 
 def iter_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stream a model's weights under Hugging Face's Llama names, matrices as ``[out, in]``.
+    """Stream a model's weights under the Hugging Face names of its family, matrices as ``[out, in]``.
 
-    ``lm_head.weight`` comes only with an untied model, ``rope_freqs`` only where ``config.has_rope_freqs``. Names,
-    shapes and types are all checked in this call, before the first tensor is read. Pickle is never loaded.
+    ``lm_head.weight`` comes only with an untied model, ``rope_freqs`` only where ``config.has_rope_freqs``; norms come
+    as factors, with Gemma's 1 added. Names, shapes and types are all checked in this call, before the first tensor is
+    read. Pickle is never loaded.
 
     Args:
         files: Where the model is.

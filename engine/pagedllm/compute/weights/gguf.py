@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from ...errors import ModelFileError, UnsupportedModelError
@@ -15,12 +15,21 @@ from ...files.locate import ModelFiles
 from ..models.config import ModelConfig
 from .names import check_tensors, from_gguf_name
 
-__all__ = ["iter_gguf_weights"]
+__all__ = ["iter_gguf_weights", "supported_types"]
 
-# Those that occur in published models and that the gguf package dequantises.
-_FLOAT_TYPES = ("F32", "F16", "BF16")
-_BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-_SUPPORTED_TYPES = _FLOAT_TYPES + _BLOCK_TYPES
+
+def _is_dequantised(kind: GGMLQuantizationType) -> bool:
+    """Whether the gguf package turns the type into floats; it has no list, but refuses others before it looks."""
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    try:
+        return dequantize(np.zeros((1, block_bytes), np.uint8), kind).size == block_size
+    except NotImplementedError:
+        return False
+
+
+def supported_types() -> tuple[str, ...]:
+    """ggml's names of the tensor types that we read: all that the gguf package dequantises."""
+    return tuple(kind.name for kind in GGML_QUANT_SIZES if _is_dequantised(kind))
 
 
 def iter_gguf_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
@@ -32,11 +41,11 @@ def iter_gguf_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[
     """
     gguf = read_gguf(files.path)
     tensors = _by_our_names(gguf, config)
+    supported = supported_types()
     for info in tensors.values():
-        if info.type.name not in _SUPPORTED_TYPES:
+        if info.type.name not in supported:
             raise UnsupportedModelError(
-                f"{files.path}: tensor {info.name!r} is stored as {info.type.name}; "
-                f"supported: {', '.join(_SUPPORTED_TYPES)}"
+                f"{files.path}: tensor {info.name!r} is stored as {info.type.name}; supported: {', '.join(supported)}"
             )
     return (
         (name, _read_tensor(gguf, info, num_permuted_heads=_num_permuted_heads(name, config)))
@@ -48,7 +57,9 @@ def _by_our_names(gguf: GGUFFile, config: ModelConfig) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     extra = []
     for info in gguf.tensors.values():
-        name = from_gguf_name(info.name)
+        name = from_gguf_name(info.name, config.family)
+        if info.name in config.family.gguf_extra:
+            continue
         if name is None:
             extra.append(info.name)
         elif name in tensors:
@@ -60,7 +71,9 @@ def _by_our_names(gguf: GGUFFile, config: ModelConfig) -> dict[str, TensorInfo]:
 
 
 def _num_permuted_heads(name: str, config: ModelConfig) -> int:
-    """How many heads of rotary rows the tensor has, 0 for one without."""
+    """How many heads of interleaved rows the tensor has, 0 for one without."""
+    if not config.family.gguf_permutes_rope:
+        return 0
     if name.endswith("q_proj.weight"):
         return config.num_heads
     return config.num_kv_heads if name.endswith("k_proj.weight") else 0

@@ -1,4 +1,4 @@
-"""Tensor names and shapes: ours are Hugging Face's for Llama; GGUF's are translated to them."""
+"""Tensor names and shapes: ours are those of Hugging Face checkpoints; GGUF's are translated to them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,38 @@ from pathlib import Path
 
 from ...errors import ModelFileError
 from ..models.config import ModelConfig
+from ..models.layers import tensor_shapes
+from ..models.registry import MODEL_TENSORS, Family
 
-__all__ = ["ROPE_FREQS", "check_tensors", "expected_shapes", "from_gguf_name"]
+__all__ = ["check_tensors", "expected_shapes", "from_gguf_name", "norm_names"]
 
-ROPE_FREQS = "rope_freqs"
-
-_GGUF_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "rope_freqs.weight": ROPE_FREQS,
-}
-_GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_GGUF_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 
 
-def from_gguf_name(name: str) -> str | None:
-    """Our name of a GGUF tensor, or None for one that a Llama model does not have."""
+def from_gguf_name(name: str, family: Family) -> str | None:
+    """Our name of a GGUF tensor, or None for one that a model of the family does not have."""
     match = _GGUF_LAYER.fullmatch(name)
-    if match is None:
-        return _GGUF_NAMES.get(name)
-    part = _GGUF_LAYER_NAMES.get(match[2])
-    return part and f"model.layers.{int(match[1])}.{part}.weight"
+    table = MODEL_TENSORS if match is None else family.layer_tensors
+    found = next((names.hf for names in table if names.gguf == (name if match is None else match[2])), None)
+    return found if match is None or found is None else f"model.layers.{int(match[1])}.{found}"
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor of the model, by our name; matrices are ``[out, in]``."""
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    by_slot = tensor_shapes(config)
+    absent = {"head"} if config.tie_word_embeddings else set()
+    absent |= set() if config.has_rope_freqs else {"rope_freqs"}
+    shapes = {names.hf: by_slot[names.slot] for names in MODEL_TENSORS if names.slot not in absent}
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (q_rows, hidden),
-            prefix + "self_attn.k_proj.weight": (kv_rows, hidden),
-            prefix + "self_attn.v_proj.weight": (kv_rows, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, q_rows),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-            prefix + "mlp.gate_proj.weight": (intermediate, hidden),
-            prefix + "mlp.up_proj.weight": (intermediate, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, intermediate),
-        }
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    if config.has_rope_freqs:
-        shapes[ROPE_FREQS] = (config.head_dim // 2,)
+        shapes |= {f"model.layers.{layer}.{names.hf}": by_slot[names.slot] for names in config.family.layer_tensors}
     return shapes
+
+
+def norm_names(config: ModelConfig) -> frozenset[str]:
+    """Our names of all norms."""
+    parts = [names.hf for names in config.family.layer_tensors if names.slot.endswith("_norm")]
+    layers = (f"model.layers.{layer}.{part}" for layer in range(config.num_layers) for part in parts)
+    return frozenset({"model.norm.weight", *layers})
 
 
 def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], config: ModelConfig, extra: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from ...errors import ModelFileError, UnsupportedModelError
 from ...files.locate import ModelFiles
 from ...files.safetensors_metadata import SafetensorsInfo, read_safetensors
 from ..models.config import ModelConfig
-from .names import check_tensors
+from .names import check_tensors, norm_names
 
 __all__ = ["iter_safetensors_weights"]
 
@@ -24,6 +24,8 @@ _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 def iter_safetensors_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``(name, tensor)``, shard by shard. Names, shapes and types are checked before the first tensor.
+
+    A family's ``norm_offset`` is added to norms, in float32.
 
     Raises:
         UnsupportedModelError: A type that is not a float of 16 or 32 bits, naming the tensor.
@@ -39,7 +41,10 @@ def iter_safetensors_weights(files: ModelFiles, config: ModelConfig) -> Iterator
             )
     if redundant_output is not None:
         _check_tied(tensors[_EMBEDDING], redundant_output)
-    return _read(tensors)
+    if config.family.norm_offset == 0:
+        return _read(tensors)
+    norms, offset = norm_names(config), config.family.norm_offset
+    return ((name, tensor.float() + offset if name in norms else tensor) for name, tensor in _read(tensors))
 
 
 def _read(tensors: dict[str, SafetensorsInfo]) -> Iterator[tuple[str, torch.Tensor]]:
