@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -25,7 +25,7 @@ from pagedllm.errors import ConfigError, InvalidRequestError, PagedLLMError
 from .deadline import Deadline, loop_time_limit, time_limit
 from .errors import as_langchain_error
 
-__all__ = ["PagedModel"]
+__all__ = ["CALL_FIELDS", "PagedModel"]
 
 _ALIASES = {
     "model": "model_name",
@@ -35,10 +35,10 @@ _ALIASES = {
 }
 _NOT_YET = {
     "base_url": "base_url is not supported yet: the engine runs in this process",
-    "n": "n is not supported yet: one completion per prompt",
 }
-_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
-_CALL_FIELDS = ("model_name", *_SAMPLING_FIELDS, "cache_salt", "timeout", "stream_usage")
+# Prompt log probabilities have no place in LangChain's results.
+_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name != "prompt_logprobs")
+CALL_FIELDS = ("model_name", *_SAMPLING_FIELDS, "top_logprobs", "cache_salt", "timeout", "stream_usage")
 # What LangChain itself passes through to the hooks, for itself or for tracing.
 _LANGCHAIN_OPTIONS = frozenset(
     {"ls_structured_output_format", "run_id", "run_name", "stream", "structured_output_format"}
@@ -61,6 +61,9 @@ class PagedModel(BaseModel):
         hide_input_in_errors=True,
     )
 
+    _call_fields: ClassVar[tuple[str, ...]] = CALL_FIELDS
+    """Fields that a call may set anew."""
+
     model_name: str = Field(default_factory=lambda: os.environ.get("PAGEDLLM_MODEL") or DEFAULT_MODEL, alias="model")
     """Model name or path. Default: ``PAGEDLLM_MODEL``, else the embedded model."""
 
@@ -70,10 +73,27 @@ class PagedModel(BaseModel):
     max_tokens: int | None = None
     """Most tokens to generate; also ``max_completion_tokens``. None: the rest of the context."""
 
+    min_tokens: int | None = None
+    """Nothing ends the text before so many tokens."""
+
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     """Makes sampling repeatable."""
+
+    n: int | None = None
+    """Completions per prompt; ``generate`` gives them all, ``invoke`` the first. A stream has one."""
+
+    logprobs: bool | int | None = None
+    """Report log probabilities: True, or how many of the most probable tokens to report at each place."""
+
+    top_logprobs: int | None = None
+    """How many of the most probable tokens to report at each place, under OpenAI's name; needs ``logprobs=True``."""
 
     stop: str | list[str] | None = None
     """Strings that end the text; also ``stop_sequences``. A call's ``stop`` replaces it."""
@@ -153,6 +173,7 @@ class PagedModel(BaseModel):
         params: dict[str, Any] = {"model_name": self.model_name}
         params.update({name: getattr(self, name) for name in _SAMPLING_FIELDS})
         params["stop"] = self._stop_list(None)
+        params["top_logprobs"] = self.top_logprobs
         if self.cache_salt is not None:
             # Who asks for isolation wants it of cached responses too; the salt itself must not reach a trace.
             params["cache_salt_sha256"] = hashlib.sha256(self.cache_salt.encode()).hexdigest()
@@ -186,15 +207,15 @@ class PagedModel(BaseModel):
         for name in options:
             if name in _NOT_YET:
                 raise InvalidRequestError(_NOT_YET[name], param=name)
-            if name not in _LANGCHAIN_OPTIONS and _ALIASES.get(name, name) not in _CALL_FIELDS:
-                raise InvalidRequestError(f"unknown option {name!r}; known: {_listed(_CALL_FIELDS)}", param=name)
+            if name not in _LANGCHAIN_OPTIONS and _ALIASES.get(name, name) not in self._call_fields:
+                raise InvalidRequestError(f"unknown option {name!r}; known: {_listed(self._call_fields)}", param=name)
         call = self._with_known_options(stop, options)
         call._check_timeout()
         return call
 
     def _with_known_options(self, stop: str | list[str] | None, options: Mapping[str, Any]) -> Self:
         fields = {_ALIASES.get(name, name): value for name, value in options.items()}
-        update = {name: value for name, value in fields.items() if name in _CALL_FIELDS and value is not None}
+        update = {name: value for name, value in fields.items() if name in self._call_fields and value is not None}
         if stop is not None:
             update["stop"] = stop
         call = self.model_copy(update=update)
@@ -210,7 +231,17 @@ class PagedModel(BaseModel):
     def _sampling_params(self) -> SamplingParams:
         options = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         options["stop"] = self._stop_list(None)
+        options["logprobs"] = self._num_logprobs()
         return SamplingParams.from_options({name: value for name, value in options.items() if value is not None})
+
+    def _num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None:
+            if self.logprobs is not True:
+                raise InvalidRequestError.for_value("top_logprobs", self.top_logprobs, "needs logprobs=True")
+            return self.top_logprobs
+        if self.logprobs is True:
+            return 0
+        return None if self.logprobs is False else self.logprobs
 
     def _request(self, **content: Any) -> GenerateRequest:
         """A request of this model's sampling and hints, for ``prompt=`` or ``messages=``."""
@@ -279,6 +310,7 @@ class PagedModel(BaseModel):
 
     def _chunks(self, request: GenerateRequest) -> Generator[Chunk, None, None]:
         """Stream an answer; the request is aborted when the generator is closed."""
+        _check_one_choice(request)
         engine = self._get_engine()
         stream = engine.stream(request)
         try:
@@ -291,6 +323,7 @@ class PagedModel(BaseModel):
                 close()
 
     async def _achunks(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        _check_one_choice(request)
         engine = await self._aget_engine()
         stream = engine.astream(request)
         try:
@@ -307,6 +340,11 @@ def _listed(fields: Iterable[str]) -> str:
     return ", ".join(sorted("model" if name == "model_name" else name for name in fields))
 
 
+def _check_one_choice(request: GenerateRequest) -> None:
+    if request.sampling.n > 1:
+        raise InvalidRequestError.for_value("n", request.sampling.n, "a stream has one choice; use generate or batch")
+
+
 def _checked(deadline: Deadline, answer: RequestOutput | PagedLLMError) -> RequestOutput:
     if isinstance(answer, PagedLLMError):
         raise as_langchain_error(answer)
@@ -318,7 +356,8 @@ def _described_max_model_len(model: str) -> int:
     # Lazy door: only profiles look at files.
     from pagedllm.files.locate import locate_model  # noqa: PLC0415
 
-    files = locate_model(model)
+    # A profile is asked for in passing: it must not start a download.
+    files = locate_model(model, local_only=True)
     metadata = files.path / "config.json" if files.kind == "folder" else files.path
     return _read_max_model_len(files, metadata.stat().st_mtime_ns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
@@ -16,14 +16,18 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 import langchain_pagedllm
+from pagedllm.api import GenerateRequest
 from pagedllm.errors import InvalidRequestError
 
-from .base import PagedModel
+from .answers import PROVIDER, to_chat_chunks, to_chat_result
+from .base import CALL_FIELDS, PagedModel
 from .concurrency import with_max_concurrency
 from .errors import langchain_errors
-from .messages import PROVIDER, to_chat_chunks, to_chat_result, to_messages
+from .messages import to_messages
 
 __all__ = ["ChatPagedLLM"]
+
+_CHAT_FIELDS = ("parse_special_tokens", "continue_final_message", "add_generation_prompt")
 
 
 class ChatPagedLLM(PagedModel, BaseChatModel):
@@ -45,10 +49,16 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         Nothing is loaded before the first call. All models of one configuration share one engine.
 
     Sampling:
-        ``temperature, max_tokens (max_completion_tokens), top_p, top_k, seed, stop (stop_sequences), stop_token_ids,
-        ignore_eos``, here or per call: ``model.invoke(text, max_tokens=5)``, ``model.bind(seed=1)``. A call's value
-        wins; None means not given. ``cache_salt``, ``timeout``, ``stream_usage`` and ``model`` may be given per call
-        too. An option that is unknown is an error that names it.
+        ``temperature, max_tokens (max_completion_tokens), min_tokens, top_p, top_k, min_p, presence_penalty,
+        frequency_penalty, repetition_penalty, logit_bias, seed, stop (stop_sequences), stop_token_ids, ignore_eos, n,
+        logprobs, top_logprobs``, here or per call: ``model.invoke(text, max_tokens=5)``, ``model.bind(seed=1)``. A
+        call's value wins; None means not given. ``cache_salt``, ``timeout``, ``stream_usage`` and ``model`` may be
+        given per call too. An option that is unknown is an error that names it.
+
+    Chat template:
+        ``parse_special_tokens`` (False: control tokens written in messages are plain text), ``continue_final_message``
+        (True: continue the text of the last AI message) and ``add_generation_prompt``, here or per call. A template of
+        your own: ``engine_args={"chat_template": "path/to/template.jinja"}``.
 
     Accepted, but without meaning in this process:
         ``max_retries`` (no transport can fail) and ``api_key`` (no server asks for it).
@@ -70,11 +80,24 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
 
     Response metadata:
         ``model_name, model_provider, finish_reason ("stop", "length", "abort"), stop_reason`` (the stop string or
-        token id that ended the text, if one did), ``request_id`` and ``timings`` (``queue_s, ttft_s, total_s``).
+        token id that ended the text, if one did), ``request_id``, ``timings`` (``queue_s, ttft_s, total_s``) and, if
+        asked for, ``logprobs`` as OpenAI's chat API has them.
 
     Raises:
         pydantic.ValidationError: From the constructor, naming the argument. It is a ``ValueError``.
     """
+
+    _call_fields: ClassVar[tuple[str, ...]] = (*CALL_FIELDS, *_CHAT_FIELDS)
+
+    parse_special_tokens: bool = False
+    """Whether control tokens written in messages (``<|im_end|>``) act as such. False: they are plain text, so that no
+    user and no document can forge a turn."""
+
+    continue_final_message: bool = False
+    """Continue the exact text of the last message, an AI message, instead of answering it."""
+
+    add_generation_prompt: bool | None = None
+    """Open an assistant's turn after the messages. None: unless ``continue_final_message``."""
 
     @model_validator(mode="after")
     def _set_pagedllm_chat_version(self) -> Self:
@@ -84,6 +107,19 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "chat-pagedllm"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, **{name: getattr(self, name) for name in _CHAT_FIELDS}}
+
+    def _chat_request(self, messages: Sequence[BaseMessage]) -> GenerateRequest:
+        opens_turn = self.add_generation_prompt
+        return self._request(
+            messages=to_messages(messages),
+            parse_special_tokens=self.parse_special_tokens,
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=not self.continue_final_message if opens_turn is None else opens_turn,
+        )
 
     # --- The four hooks ---
 
@@ -96,7 +132,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
     ) -> ChatResult:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
-            [output] = call._outputs([call._request(messages=to_messages(messages))])
+            [output] = call._outputs([call._chat_request(messages)])
             return to_chat_result(output, model_name=call.model_name)
 
     async def _agenerate(
@@ -108,7 +144,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
     ) -> ChatResult:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
-            [output] = await call._aoutputs([call._request(messages=to_messages(messages))])
+            [output] = await call._aoutputs([call._chat_request(messages)])
             return to_chat_result(output, model_name=call.model_name)
 
     def _stream(
@@ -120,7 +156,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
-            with closing(call._chunks(call._request(messages=to_messages(messages)))) as chunks:
+            with closing(call._chunks(call._chat_request(messages))) as chunks:
                 for chunk in chunks:
                     for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
                         # LangChain's stream() gives no run manager and calls back itself.
@@ -137,7 +173,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
-            async with aclosing(call._achunks(call._request(messages=to_messages(messages)))) as chunks:
+            async with aclosing(call._achunks(call._chat_request(messages))) as chunks:
                 async for chunk in chunks:
                     for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
                         if run_manager:
@@ -192,7 +228,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
                 raise InvalidRequestError("tools are not supported yet, so they cannot be counted", param="tools")
             if not messages:
                 return 0
-            return self._get_engine().count_tokens(self._request(messages=to_messages(messages)))
+            return self._get_engine().count_tokens(self._chat_request(messages))
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         max_model_len = self._max_model_len()

@@ -22,10 +22,10 @@ import langchain_pagedllm
 from pagedllm.api import Chunk, RequestOutput
 from pagedllm.errors import InvalidRequestError
 
+from .answers import PROVIDER, to_logprobs, to_response_metadata, to_usage_metadata
 from .base import PagedModel
 from .concurrency import with_max_concurrency
 from .errors import langchain_errors
-from .messages import PROVIDER, to_response_metadata, to_usage_metadata
 
 __all__ = ["PagedLLM"]
 
@@ -45,8 +45,9 @@ class PagedLLM(PagedModel, BaseLLM):
             print(text, end="")
         llm.batch(["One, two,", "A, B,"])  # one call of the engine
 
-    ``generate`` tells more: each generation's ``generation_info`` has ``model_name, model_provider, finish_reason,
-    stop_reason, request_id, timings`` and ``usage_metadata``; ``llm_output["token_usage"]`` has the sums.
+    ``generate`` tells more, and gives all ``n`` completions: each generation's ``generation_info`` has ``model_name,
+    model_provider, finish_reason, stop_reason, request_id, timings``, ``logprobs`` if asked for, and a prompt's first
+    one ``usage_metadata``; ``llm_output["token_usage"]`` has the sums.
     """
 
     @model_validator(mode="after")
@@ -69,11 +70,11 @@ class PagedLLM(PagedModel, BaseLLM):
     ) -> LLMResult:
         if self._streams_inside(prompts, run_manager, kwargs):
             chunks = list(self._stream(prompts[0], stop, run_manager, **{**kwargs, "stream_usage": True}))
-            return _to_result([_merged(chunks)])
+            return _to_result([[_merged(chunks)]])
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             outputs = call._outputs([call._request(prompt=prompt) for prompt in prompts])
-            return _to_result([_to_generation(output, call.model_name) for output in outputs])
+            return _to_result([_to_generations(output, call.model_name) for output in outputs])
 
     async def _agenerate(
         self,
@@ -84,11 +85,11 @@ class PagedLLM(PagedModel, BaseLLM):
     ) -> LLMResult:
         if self._streams_inside(prompts, run_manager, kwargs):
             stream = self._astream(prompts[0], stop, run_manager, **{**kwargs, "stream_usage": True})
-            return _to_result([_merged([chunk async for chunk in stream])])
+            return _to_result([[_merged([chunk async for chunk in stream])]])
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             outputs = await call._aoutputs([call._request(prompt=prompt) for prompt in prompts])
-            return _to_result([_to_generation(output, call.model_name) for output in outputs])
+            return _to_result([_to_generations(output, call.model_name) for output in outputs])
 
     def _stream(
         self,
@@ -125,7 +126,7 @@ class PagedLLM(PagedModel, BaseLLM):
     def _streams_inside(self, prompts: list[str], run_manager: Any, options: Mapping[str, Any]) -> bool:
         """Whether an invoke must stream so that its callbacks see tokens, by the rules of LangChain's chat models."""
         # LangChain gives a batch only its first input's run manager: the others' tokens would be told of the wrong run.
-        if len(prompts) != 1:
+        if len(prompts) != 1 or (options.get("n") or self.n or 1) > 1:
             return False
         if options.get("stream") is not None:
             return bool(options["stream"])
@@ -239,16 +240,23 @@ def _is_limited(config: RunnableConfig | Sequence[RunnableConfig] | None, num_in
     return limit is not None and limit < num_inputs
 
 
-def _to_generation(output: RequestOutput, model_name: str) -> Generation:
-    choice = output.choices[0]
-    info = to_response_metadata(choice, request_id=output.request_id, timings=output.timings, model_name=model_name)
-    return Generation(text=choice.text, generation_info={**info, "usage_metadata": to_usage_metadata(output.usage)})
+def _to_generations(output: RequestOutput, model_name: str) -> list[Generation]:
+    """One generation for each choice; the request's usage is on the first."""
+    generations = []
+    for choice in output.choices:
+        info = to_response_metadata(choice, request_id=output.request_id, timings=output.timings, model_name=model_name)
+        info |= to_logprobs(choice.logprobs)
+        if choice.index == 0:
+            info["usage_metadata"] = to_usage_metadata(output.usage)
+        generations.append(Generation(text=choice.text, generation_info=info))
+    return generations
 
 
 def _to_generation_chunks(chunk: Chunk, model_name: str, stream_usage: bool) -> Iterator[GenerationChunk]:
     """A chunk of text if there is any; then, once, the end with what LangChain would otherwise add up."""
-    if chunk.text:
-        yield GenerationChunk(text=chunk.text)
+    logprobs = to_logprobs(chunk.logprobs)
+    if chunk.text or logprobs:
+        yield GenerationChunk(text=chunk.text, generation_info=logprobs or None)
     if chunk.finish_reason is None:
         return
     info = to_response_metadata(chunk, request_id=chunk.request_id, timings=chunk.timings, model_name=model_name)
@@ -262,8 +270,8 @@ def _merged(chunks: list[GenerationChunk]) -> Generation:
     return Generation(text=whole.text, generation_info=whole.generation_info)
 
 
-def _to_result(generations: list[Generation]) -> LLMResult:
-    infos = [generation.generation_info or {} for generation in generations]
+def _to_result(generations: list[list[Generation]]) -> LLMResult:
+    infos = [choices[0].generation_info or {} for choices in generations]
     usages = [info["usage_metadata"] for info in infos]
     token_usage = {
         "prompt_tokens": sum(usage["input_tokens"] for usage in usages),
@@ -274,4 +282,4 @@ def _to_result(generations: list[Generation]) -> LLMResult:
     llm_output: dict[str, Any] = {"token_usage": token_usage}
     if infos:
         llm_output["model_name"] = infos[0]["model_name"]
-    return LLMResult(generations=[[generation] for generation in generations], llm_output=llm_output)
+    return LLMResult(generations=[*generations], llm_output=llm_output)

@@ -26,6 +26,17 @@ def make_sequence(prompt: list[int], max_tokens: int = 8, salt: str | None = Non
     )
 
 
+def make_choices(prompt: list[int], n: int, max_tokens: int = 8, salt: str | None = None) -> list[Sequence]:
+    """The sequences of one request for ``n`` choices, the leader first."""
+    leader = make_sequence(prompt, max_tokens, salt)
+    choices = [leader]
+    for index in range(1, n):
+        follower = make_sequence(prompt, max_tokens, salt)
+        follower.request_id, follower.index, follower.leader = leader.request_id, index, leader
+        choices.append(follower)
+    return choices
+
+
 def make_scheduler(
     num_blocks: int = 16, block_size: int = 4, *, max_num_seqs: int = 8, budget: int = 64, caching: bool = True
 ) -> Scheduler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,3 +51,12 @@ def assert_at_rest(stats: EngineStats) -> None:
     """Nothing runs, waits or holds a block."""
     assert (stats.num_running, stats.num_waiting, stats.num_referenced_blocks) == (0, 0, 0)
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+def wait_until_at_rest(engine: Any, seconds: float = 10.0) -> EngineStats:
+    deadline = time.monotonic() + seconds
+    while (stats := engine.stats()).num_running or stats.num_waiting:
+        assert time.monotonic() < deadline, f"still busy: {stats}"
+        time.sleep(0.005)
+    assert_at_rest(stats)
+    return stats

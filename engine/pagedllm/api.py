@@ -5,14 +5,14 @@ Requests are validated once, when they are built; inside the engine their fields
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from .errors import InvalidRequestError, PagedLLMError
+from .message import Message
+from .sampling_params import SamplingParams, as_tuple
 
 __all__ = [
     "AsyncChunkStream",
@@ -30,65 +30,11 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Timings",
+    "TokenLogprob",
     "Usage",
 ]
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How to choose tokens and when to stop.
-
-    Args:
-        max_tokens: Most tokens to generate; None: the rest of the context.
-        temperature: 0 (or below 1e-5) is greedy; None: the model's ``generation_config``, else 1.0.
-        top_p: Keep the smallest set of tokens whose probability reaches this, in (0, 1]; None: the model's, else 1.0.
-        top_k: Keep the most probable ``top_k`` tokens; 0 or -1 keeps all; None: the model's, else all.
-        seed: Makes sampling repeatable: the noise depends only on seed and token position.
-        stop: Up to 16 strings that end the text; matched on text and cut off exactly.
-        stop_token_ids: Token ids that end the text, besides the model's own EOS ids.
-        ignore_eos: Go on after an EOS id.
-
-    Raises:
-        InvalidRequestError: Naming the parameter, its value and what is allowed.
-    """
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        # Lists are what callers have at hand; tuples are what a frozen, hashable value needs.
-        object.__setattr__(self, "stop", _as_tuple("stop", self.stop, str))
-        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids, int))
-        _check_int("max_tokens", self.max_tokens, minimum=1)
-        _check_int("top_k", self.top_k, minimum=-1)
-        _check_int("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
-        _check_float("temperature", self.temperature, "must be a finite number of at least 0", lambda x: x >= 0)
-        _check_float("top_p", self.top_p, "must be in (0, 1]", lambda x: 0 < x <= 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequestError.for_value("ignore_eos", self.ignore_eos, "must be True or False")
-        if len(self.stop) > 16:
-            raise InvalidRequestError.for_value("stop", self.stop, "at most 16 stop strings")
-        if "" in self.stop:
-            raise InvalidRequestError.for_value("stop", self.stop, "a stop string must not be empty")
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, minimum=0)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> SamplingParams:
-        """Build from a mapping of keyword options; an unknown one is an error that names it."""
-        known = [item.name for item in dataclasses.fields(cls)]
-        for name in options:
-            if name not in known:
-                raise InvalidRequestError(f"unknown option {name!r}; known: {', '.join(known)}", param=name)
-        return cls(**options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,20 +60,6 @@ class CacheHints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
-    """One turn of a chat."""
-
-    role: str
-    content: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.role, str) or not self.role:
-            raise InvalidRequestError.for_value("messages.role", self.role, "must be a non-empty string")
-        if not isinstance(self.content, str):
-            raise InvalidRequestError.for_value("messages.content", self.content, "must be a string")
-
-
-@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """One request: exactly one of ``prompt`` (text or token ids) and ``messages`` (a chat).
 
@@ -137,6 +69,15 @@ class GenerateRequest:
         sampling: How to choose tokens and when to stop.
         hints: Wishes about KV reuse.
         request_id: Names the request in ``abort`` and in its chunks; unique among those in flight.
+        parse_special_tokens: Whether control tokens written in the text (``<|im_end|>``) act as such, or are plain
+            text like any other. None: plain in a chat, whose contents come from users and documents and must not
+            forge a turn; acting in a text prompt, whose writer does the template's work.
+        add_generation_prompt: End a chat with the opening of an assistant's turn.
+        continue_final_message: Leave the last message, which is the assistant's, open, so that its exact text is
+            continued. Not together with ``add_generation_prompt``.
+
+    Raises:
+        InvalidRequestError: Naming the fields that do not go together.
     """
 
     prompt: str | tuple[int, ...] | None = None
@@ -144,17 +85,47 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     hints: CacheHints = field(default_factory=CacheHints)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    parse_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("give exactly one of prompt and messages", param="prompt")
         if self.messages is not None:
-            object.__setattr__(self, "messages", _as_tuple("messages", self.messages, Message))
+            object.__setattr__(self, "messages", as_tuple("messages", self.messages, Message))
         elif not isinstance(self.prompt, str):
-            object.__setattr__(self, "prompt", _as_tuple("prompt", self.prompt, int))
+            object.__setattr__(self, "prompt", as_tuple("prompt", self.prompt, int))
         if not (self.messages or self.prompt):
             param = "prompt" if self.messages is None else "messages"
             raise InvalidRequestError(f"{param} is empty: at least one token is needed to go on from", param=param)
+        self._check_text_options()
+
+    def _check_text_options(self) -> None:
+        for name in ("parse_special_tokens", "add_generation_prompt", "continue_final_message"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "parse_special_tokens"):
+                raise InvalidRequestError.for_value(name, value, "must be True or False")
+        if isinstance(self.prompt, tuple) and self.parse_special_tokens is not None:
+            raise InvalidRequestError(
+                "parse_special_tokens is about text; a prompt of token ids has none", param="parse_special_tokens"
+            )
+        if self.messages is None:
+            for name, default in (("add_generation_prompt", True), ("continue_final_message", False)):
+                if getattr(self, name) is not default:
+                    raise InvalidRequestError(f"{name} is for messages; a prompt is continued as it is", param=name)
+        elif self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequestError(
+                    "continue_final_message continues the last turn and add_generation_prompt opens a new one: "
+                    "set add_generation_prompt to False",
+                    param="continue_final_message",
+                )
+            if self.messages[-1].role != "assistant":
+                raise InvalidRequestError(
+                    f"continue_final_message: the last message must be the assistant's, not {self.messages[-1].role!r}",
+                    param="continue_final_message",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +133,8 @@ class Usage:
     """Token counts of one request.
 
     Args:
-        prompt_tokens: Tokens of the prompt, special tokens included.
-        completion_tokens: Tokens generated, through the one that ended the text.
+        prompt_tokens: Tokens of the prompt, special tokens included; counted once for any number of choices.
+        completion_tokens: Tokens generated over all choices, through those that ended the texts.
         cached_tokens: Prompt tokens whose KV was found in the prefix cache.
     """
 
@@ -174,6 +145,23 @@ class Usage:
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log probability under the raw logits.
+
+    Args:
+        token_id: Of the token.
+        token: Its text; U+FFFD where it is only a part of a character.
+        logprob: Natural logarithm; always finite.
+        top: The most probable tokens at its place, best first, as many as were asked for.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,19 +181,26 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of a streamed answer. The last one of each choice has a finish reason, usage and timings.
+    """A piece of a streamed answer.
 
     Args:
         text: What is new; whole characters only, possibly empty.
         token_ids: The tokens behind it; may run ahead of the text while characters or stop strings are incomplete.
         index: Which choice it belongs to.
+        logprobs: One for each of ``token_ids``, if asked for.
+        prompt_logprobs: One for each prompt token (None for the first), if asked for; on the request's last chunk.
+        finish_reason: On the last chunk of each choice.
         stop_reason: The stop string or token id that ended the text, if one did.
+        usage: Of the whole request; on its last chunk.
+        timings: Likewise.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     index: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None
@@ -221,16 +216,18 @@ class Choice:
     finish_reason: FinishReason
     index: int = 0
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """The whole answer to one request."""
+    """The whole answer to one request; ``choices`` are in order of their index."""
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -346,27 +343,3 @@ class Engine(Protocol):
     async def areset_prefix_cache(self) -> None: ...
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
-
-
-def _as_tuple(param: str, value: Any, item_type: type) -> tuple[Any, ...]:
-    items = tuple(value) if isinstance(value, (list, tuple)) else None
-    if items is None or any(not isinstance(item, item_type) or isinstance(item, bool) for item in items):
-        raise InvalidRequestError.for_value(param, value, f"must be a list of {item_type.__name__}")
-    return items
-
-
-def _check_int(param: str, value: Any, *, minimum: int, maximum: int | None = None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum or (maximum and value > maximum):
-        limit = f"of at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
-        raise InvalidRequestError.for_value(param, value, f"must be a whole number {limit}")
-
-
-def _check_float(param: str, value: Any, allowed: str, is_allowed: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequestError.for_value(param, value, allowed)
-    if not is_allowed(value):
-        raise InvalidRequestError.for_value(param, value, allowed)

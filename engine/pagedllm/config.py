@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from .errors import ConfigError
@@ -15,6 +16,13 @@ __all__ = ["DEFAULT_MODEL", "EngineConfig"]
 DEFAULT_MODEL = "smollm2-135m"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu")
+# What a chat template is told by the engine.
+_TEMPLATE_NAMES = frozenset(
+    {
+        *("add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "namespace", "raise_exception"),
+        *("strftime_now", "tools"),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +30,8 @@ class EngineConfig:
     """What an engine is built from. Names follow vLLM's.
 
     Args:
-        model: ``"smollm2-135m"`` (the embedded model), a folder in the Hugging Face layout, or a GGUF file.
+        model: ``"smollm2-135m"`` (the embedded model), a folder in the Hugging Face layout, a GGUF file, or a hub id
+            ``org/model[@revision][:file.gguf]``.
         dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the CPU computes with it, else float32.
         device: ``"auto"`` or ``"cpu"``.
         max_model_len: Longest sequence, prompt and completion together, in tokens. None: the model's own limit,
@@ -33,6 +42,9 @@ class EngineConfig:
         kv_cache_memory_bytes: Size of the KV pool. None on CPU: the least of 25 % of the available memory, 512 MiB
             and what ``max_num_seqs`` sequences of ``max_model_len`` need.
         enable_prefix_caching: Reuse the KV of full blocks across requests that share a prefix.
+        chat_template: Used instead of the model's: Jinja (a text with ``{{`` or ``{%``), or the path of a file with it.
+        chat_template_kwargs: What the chat template sees besides the chat, such as ``{"enable_thinking": False}``:
+            names and plain JSON values; kept as sorted pairs.
 
     Raises:
         ConfigError: Naming the option, its value and what is allowed.
@@ -47,6 +59,8 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         # A str subclass (or a Path) would make equal configurations unequal keys.
@@ -71,6 +85,29 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in every step",
             )
+
+        self._check_chat_template()
+
+    def _check_chat_template(self) -> None:
+        if isinstance(self.chat_template, os.PathLike):
+            object.__setattr__(self, "chat_template", os.fspath(self.chat_template))
+        if self.chat_template is not None and (not isinstance(self.chat_template, str) or not self.chat_template):
+            raise ConfigError.for_value("chat_template", self.chat_template, "must be a path or a Jinja template")
+        option, given = "chat_template_kwargs", self.chat_template_kwargs
+        try:
+            variables: dict[Any, Any] = dict(given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError.for_value(option, given, "must be a mapping of names to JSON values") from error
+        for name, value in variables.items():
+            if not isinstance(name, str) or not name.isidentifier() or name in _TEMPLATE_NAMES:
+                taken = ", ".join(sorted(_TEMPLATE_NAMES))
+                raise ConfigError.for_value(option, name, f"must be a name, and none of {taken}")
+            if not (value is None or isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))):
+                raise ConfigError.for_value(
+                    option, {name: value}, "a value must be a string, a number, True, False or None"
+                )
+        # Hashable, and the same for the same options: the configuration is a key.
+        object.__setattr__(self, option, tuple(sorted(variables.items())))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:

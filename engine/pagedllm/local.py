@@ -28,7 +28,7 @@ from .config import EngineConfig
 from .control.kv_cache_manager import KVCacheManager
 from .control.scheduler import Scheduler
 from .control.sequence import Sequence
-from .core import EngineCore
+from .core import EngineCore, StepRecord
 from .errors import ContextLengthError, EngineError, ForkedProcessError, InvalidRequestError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import locate_model
@@ -51,18 +51,21 @@ class LocalEngine:
 
     Args:
         config: What to run and how.
+        on_step: Told about every step, in the worker thread; for benchmarks.
 
     Raises:
         ModelLoadError: The model cannot be found, read or run.
         ConfigError: The configuration does not fit the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, on_step: Callable[[StepRecord], None] | None = None) -> None:
         self.config = config
         self._pid = os.getpid()
         files = locate_model(config.model)
         # Read before the weights: a model that we refuse should be refused at once.
-        self._tokenizer = load_tokenizer(files)
+        self._tokenizer = load_tokenizer(
+            files, chat_template=config.chat_template, template_variables=dict(config.chat_template_kwargs)
+        )
         self._defaults = read_generation_defaults(files)
         runner = ModelRunner(config, files)
         self._info = ModelInfo(
@@ -85,7 +88,7 @@ class LocalEngine:
         scheduler = Scheduler(
             manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
-        self._worker = Worker(EngineCore(scheduler, runner, Sampler(), self._tokenizer))
+        self._worker = Worker(EngineCore(scheduler, runner, Sampler(), self._tokenizer, on_step))
         # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
         self._stop_worker = weakref.finalize(self, _stop_in_same_process, self._worker, self._pid)
 
@@ -121,13 +124,11 @@ class LocalEngine:
         Raises:
             PagedLLMError: The request is wrong (now) or fails (while iterating).
         """
-        sequence = self._make_sequence(request)
-        return Chunks(self._worker.submit(sequence), self._aborter(request.request_id))
+        return Chunks(self._worker.submit(self._make_sequences(request)), self._aborter(request.request_id))
 
     def astream(self, request: GenerateRequest) -> AsyncChunks:
         """As ``stream``, for an event loop."""
-        sequence = self._make_sequence(request)
-        return AsyncChunks(self._worker.submit(sequence), self._aborter(request.request_id))
+        return AsyncChunks(self._worker.submit(self._make_sequences(request)), self._aborter(request.request_id))
 
     def abort(self, request_id: str) -> None:
         """End a request within a step; its stream gets a last chunk with finish reason ``abort``."""
@@ -199,30 +200,45 @@ class LocalEngine:
         except PagedLLMError as error:
             return error
 
-    def _make_sequence(self, request: GenerateRequest) -> Sequence:
+    def _make_sequences(self, request: GenerateRequest) -> list[Sequence]:
+        """One sequence for each choice."""
         self._check_usable()
         token_ids = self._encode_prompt(request)
         params = self._fill_in(request.sampling, len(token_ids))
         assert params.max_tokens is not None
-        return Sequence(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_tokens=params.max_tokens,
-            sampling=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            eos_token_ids=self._tokenizer.eos_token_ids,
-            salt=request.hints.salt,
-        )
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            sequences.append(
+                Sequence(
+                    request_id=request.request_id,
+                    token_ids=list(token_ids),
+                    num_prompt_tokens=len(token_ids),
+                    max_tokens=params.max_tokens,
+                    sampling=params,
+                    seed=seed,
+                    eos_token_ids=self._tokenizer.eos_token_ids,
+                    salt=request.hints.salt,
+                    index=index,
+                    leader=sequences[0] if sequences else None,
+                )
+            )
+        return sequences
 
     def _encode_prompt(self, request: GenerateRequest) -> list[int]:
         if request.messages is not None:
-            return self._tokenizer.encode_chat(request.messages)
+            return self._tokenizer.encode_chat(
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                parse_special_tokens=bool(request.parse_special_tokens),
+            )
         assert request.prompt is not None
         if not isinstance(request.prompt, str):
             self._check_token_ids("prompt", request.prompt)
             return list(request.prompt)
-        token_ids = self._tokenizer.encode(request.prompt)
+        parse_special_tokens = request.parse_special_tokens is not False
+        token_ids = self._tokenizer.encode(request.prompt, parse_special_tokens=parse_special_tokens)
         if not token_ids:
             raise InvalidRequestError.for_value("prompt", request.prompt, "has no tokens to go on from")
         return token_ids
@@ -244,6 +260,10 @@ class LocalEngine:
                 param="max_tokens",
             )
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", tuple(dict(params.logit_bias)))
+        if params.min_tokens > max_tokens:
+            allowed = f"must not exceed the {max_tokens} tokens that the context leaves for the completion"
+            raise InvalidRequestError.for_value("min_tokens", params.min_tokens, allowed)
         defaults = self._defaults
         return dataclasses.replace(
             params,
@@ -308,18 +328,34 @@ async def _acollect(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
 
 
 def _assemble(chunks: List[Chunk]) -> RequestOutput:
-    """One output from the chunks of its only choice."""
+    """One output from all chunks of a request."""
     last = chunks[-1]
-    assert last.finish_reason is not None
     assert last.usage is not None
     assert last.timings is not None
-    choice = Choice(
+    by_index: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        by_index.setdefault(chunk.index, []).append(chunk)
+    return RequestOutput(
+        request_id=last.request_id,
+        choices=tuple(_assemble_choice(by_index[index]) for index in sorted(by_index)),
+        usage=last.usage,
+        timings=last.timings,
+        prompt_logprobs=last.prompt_logprobs,
+    )
+
+
+def _assemble_choice(chunks: List[Chunk]) -> Choice:
+    last = chunks[-1]
+    assert last.finish_reason is not None
+    has_logprobs = any(chunk.logprobs is not None for chunk in chunks)
+    return Choice(
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         finish_reason=last.finish_reason,
+        index=last.index,
         stop_reason=last.stop_reason,
+        logprobs=tuple(item for chunk in chunks for item in chunk.logprobs or ()) if has_logprobs else None,
     )
-    return RequestOutput(request_id=last.request_id, choices=(choice,), usage=last.usage, timings=last.timings)
 
 
 def _first(value: _Value | None, default: _Value | None, fallback: _Value) -> _Value:

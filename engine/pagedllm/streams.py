@@ -32,12 +32,11 @@ class OutputStream:
     def put(self, chunk: Chunk) -> None:
         """Add a chunk (worker)."""
         with self._changed:
-            last = self._chunks[-1] if len(self._chunks) >= _MAX_BUFFERED_CHUNKS else None
-            if last is not None and last.index == chunk.index and last.finish_reason is None:
-                text, token_ids = last.text + chunk.text, last.token_ids + chunk.token_ids
-                self._chunks[-1] = replace(chunk, text=text, token_ids=token_ids)
-            else:
+            place = self._place_to_merge(chunk) if len(self._chunks) >= _MAX_BUFFERED_CHUNKS else None
+            if place is None:
                 self._chunks.append(chunk)
+            else:
+                self._chunks[place] = _merge(self._chunks[place], chunk)
             self._wake()
 
     def fail(self, error: PagedLLMError) -> None:
@@ -64,6 +63,15 @@ class OutputStream:
                 self._waiter = (loop, future)
             await future
 
+    def _place_to_merge(self, chunk: Chunk) -> int | None:
+        """The last buffered chunk of the same choice. The request's last chunk stays last, so it is never merged."""
+        if chunk.usage is not None:
+            return None
+        for place in range(len(self._chunks) - 1, -1, -1):
+            if self._chunks[place].index == chunk.index:
+                return place
+        return None
+
     def _is_ready(self) -> bool:
         return bool(self._chunks) or self._error is not None
 
@@ -81,6 +89,13 @@ class OutputStream:
                 loop.call_soon_threadsafe(_resolve, future)
 
 
+def _merge(first: Chunk, second: Chunk) -> Chunk:
+    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or ())
+    return replace(
+        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
+    )
+
+
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():  # the consumer may have been cancelled meanwhile
         future.set_result(None)
@@ -92,22 +107,21 @@ class _ChunksBase:
     Args:
         stream: Where the chunks come from.
         abort: Ends the request; called at most once, from any thread, also by the garbage collector.
-        num_choices: How many last chunks there will be.
     """
 
-    def __init__(self, stream: OutputStream, abort: Callable[[], None], num_choices: int = 1) -> None:
+    def __init__(self, stream: OutputStream, abort: Callable[[], None]) -> None:
         self._stream = stream
         self._abort = abort
-        self._num_open = num_choices
+        self._is_open = True
 
     def _seen(self, chunk: Chunk) -> Chunk:
-        if chunk.finish_reason is not None:
-            self._num_open -= 1
+        if chunk.usage is not None:  # the request's last chunk
+            self._is_open = False
         return chunk
 
     def _end(self) -> None:
-        if self._num_open > 0:
-            self._num_open = 0
+        if self._is_open:
+            self._is_open = False
             self._abort()
 
     def __del__(self) -> None:
@@ -121,7 +135,7 @@ class Chunks(_ChunksBase):
         return self
 
     def __next__(self) -> Chunk:
-        if self._num_open == 0:
+        if not self._is_open:
             raise StopIteration
         try:
             return self._seen(self._stream.get())
@@ -141,7 +155,7 @@ class AsyncChunks(_ChunksBase):
         return self
 
     async def __anext__(self) -> Chunk:
-        if self._num_open == 0:
+        if not self._is_open:
             raise StopAsyncIteration
         try:
             return self._seen(await self._stream.aget())

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    sequence: Sequence
+    sequences: list[Sequence]
     stream: OutputStream
 
 
@@ -71,10 +71,10 @@ class Worker:
         """Whether nothing is queued or running; may change at any moment."""
         return not self._streams and self._inbox.empty()
 
-    def submit(self, sequence: Sequence) -> OutputStream:
-        """Queue a sequence; its chunks, or the reason why it cannot run, come through the stream."""
+    def submit(self, sequences: list[Sequence]) -> OutputStream:
+        """Queue a request's choices; their chunks, or the reason why they cannot run, come through the stream."""
         stream = OutputStream()
-        self._inbox.put(_Submit(sequence, stream))
+        self._inbox.put(_Submit(sequences, stream))
         if self.failure is not None:
             stream.fail(self._explain())
         return stream
@@ -127,7 +127,7 @@ class Worker:
 
     def _handle(self, core: EngineCore, message: _Message) -> None:
         if isinstance(message, _Submit):
-            self._add(core, message.sequence, message.stream)
+            self._add(core, message.sequences, message.stream)
         elif isinstance(message, _Abort):
             for chunk in core.abort(message.request_id):
                 self._deliver(chunk)
@@ -137,19 +137,20 @@ class Worker:
             except Exception as error:
                 _fail(message.future, error)
 
-    def _add(self, core: EngineCore, sequence: Sequence, stream: OutputStream) -> None:
+    def _add(self, core: EngineCore, sequences: list[Sequence], stream: OutputStream) -> None:
+        request_id = sequences[0].request_id
         try:
-            if sequence.request_id in self._streams:
-                raise InvalidRequestError.for_value("request_id", sequence.request_id, "is already in flight")
-            core.add(sequence)
+            if request_id in self._streams:
+                raise InvalidRequestError.for_value("request_id", request_id, "is already in flight")
+            core.add(sequences)
         except PagedLLMError as error:
             stream.fail(error)
         else:
-            self._streams[sequence.request_id] = stream
+            self._streams[request_id] = stream
 
     def _deliver(self, chunk: Chunk) -> None:
         stream = self._streams[chunk.request_id]
-        if chunk.finish_reason is not None:
+        if chunk.usage is not None:  # the request's last chunk
             del self._streams[chunk.request_id]
         stream.put(chunk)
 

@@ -20,7 +20,9 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def sample(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, keys: Tensor) -> Tensor:
+def sample(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+) -> Tensor:
     """Draw one token per row by the Gumbel-max trick (Gumbel, 1954): the best of ``logit / temperature + noise``.
 
     Each token has noise of its own, a function of the row's key and the token id. A rounding difference in the logits
@@ -28,15 +30,16 @@ def sample(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor,
     would need one number instead of many, but there every token's boundary moves with the sum of all before it, which
     changed one text in some dozens between batch sizes.
 
-    Order of the filters as in vLLM and transformers: temperature, then top-k, then top-p on what remains (Holtzman et
-    al., 2020, arXiv 1904.09751). Tokens equal to the last one kept are kept too, so that the result does not depend
-    on a sort's order.
+    Order of the filters as in vLLM: temperature, min-p (Nguyen et al., 2024, arXiv 2407.01082), top-k, then top-p on
+    what remains (Holtzman et al., 2020, arXiv 1904.09751). Tokens equal to the last one kept are kept too, so that
+    the result does not depend on a sort's order.
 
     Args:
         logits: [num_rows, vocab_size] float32.
         temperatures: [num_rows] float32, above 0.
         top_ks: [num_rows] int64, 1 to vocab_size.
         top_ps: [num_rows] float32, in (0, 1].
+        min_ps: [num_rows] float32, in [0, 1].
         keys: [num_rows, 2] int64, each in [0, 2**32): the noise's key.
 
     Returns:
@@ -45,21 +48,22 @@ def sample(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor,
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
     scores = scaled.double() + gumbel_noise(keys, logits.shape[1])
-    rows = ((top_ks < logits.shape[1]) | (top_ps < 1)).nonzero().squeeze(1)
+    rows = ((top_ks < logits.shape[1]) | (top_ps < 1) | (min_ps > 0)).nonzero().squeeze(1)
     if rows.numel() > 0:
-        removed = scaled[rows] < _thresholds(scaled[rows], top_ks[rows], top_ps[rows])
+        removed = scaled[rows] < _thresholds(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])
         scores[rows] = scores[rows].masked_fill(removed, float("-inf"))
     return scores.argmax(dim=-1)
 
 
-def _thresholds(scaled: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
-    """The least scaled logit of each row that top-k and then top-p keep, [num_rows, 1]."""
+def _thresholds(scaled: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    """The least scaled logit of each row that min-p, top-k and then top-p keep, [num_rows, 1]."""
     ranked = scaled.sort(dim=-1, descending=True).values
-    kth = ranked.gather(1, top_ks.unsqueeze(1) - 1)
-    probs = ranked.masked_fill(ranked < kth, float("-inf")).softmax(dim=-1, dtype=torch.float64)
+    # The best token's scaled logit is 0, so a share of its probability is a plain bound.
+    least = ranked.gather(1, top_ks.unsqueeze(1) - 1).maximum(min_ps.log().unsqueeze(1))
+    probs = ranked.masked_fill(ranked < least, float("-inf")).softmax(dim=-1, dtype=torch.float64)
     # A token is kept if those before it do not reach top_p yet; at least the first one always is.
     num_kept = (probs.cumsum(dim=-1) - probs < top_ps.unsqueeze(1)).sum(dim=-1, keepdim=True)
-    return ranked.gather(1, num_kept - 1).maximum(kth)
+    return ranked.gather(1, num_kept - 1).maximum(least)
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:

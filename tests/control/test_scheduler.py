@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from control_helpers import EOS, make_scheduler, make_sequence, run_step, run_until_idle
+from control_helpers import EOS, make_choices, make_scheduler, make_sequence, run_step, run_until_idle
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -117,6 +117,41 @@ def test_abort_frees_running_and_waiting():
     assert scheduler.kv_cache_manager.usage.num_referenced == 0
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_choices_wait_for_the_prompt_and_share_its_full_blocks(caching: bool):
+    scheduler = make_scheduler(num_blocks=32, budget=8, caching=caching)
+    leader, *followers = make_choices(list(range(10)), n=3)
+    other = make_sequence([90, 91])
+    for sequence in (leader, *followers, other):
+        scheduler.add(sequence)
+    assert [item.sequence for item in run_step(scheduler).scheduled] == [leader]
+    # The leader's last two tokens; its followers still wait, and nobody waits behind them.
+    assert [item.sequence for item in run_step(scheduler).scheduled] == [leader, other]
+    output = run_step(scheduler)
+    assert [item.num_new_tokens for item in output.scheduled] == [1, 1, 2, 2]
+    for follower in followers:
+        assert follower.block_table[:2] == leader.block_table[:2]
+        assert follower.block_table[2] != leader.block_table[2]
+    assert scheduler.kv_cache_manager.usage.num_referenced == 2 + 3 + 1
+    run_until_idle(scheduler)
+
+
+@pytest.mark.parametrize("ending", ["abort", "finish"])
+def test_followers_of_a_gone_leader_go_on(ending: str):
+    scheduler = make_scheduler(max_num_seqs=1, budget=8)
+    leader, follower = make_choices(list(range(10)), n=2, max_tokens=1 if ending == "finish" else 5)
+    scheduler.add(leader)
+    scheduler.add(follower)
+    run_step(scheduler)
+    if ending == "abort":
+        scheduler.abort(leader.request_id)
+        assert follower.is_finished
+    else:
+        run_until_idle(scheduler)
+        assert follower.finish_reason == "length"
+    scheduler.check_integrity()
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random arrivals, aborts, resets and finishes; blocks are conserved after every step and everyone finishes."""
 
@@ -137,17 +172,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(1, 14),
         max_tokens=st.integers(1, 14),
         salt=st.sampled_from([None, "a"]),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
     )
-    def arrive(self, pattern: int, length: int, max_tokens: int, salt: str | None):
+    def arrive(self, pattern: int, length: int, max_tokens: int, salt: str | None, n: int):
         # Few patterns, so that prefixes are shared, diverge and meet again.
         prompt = [0 if i < 6 else pattern for i in range(length)]
-        sequence = make_sequence(prompt, max_tokens, salt)
-        try:
-            self.scheduler.add(sequence)
-        except ContextLengthError:
-            assert -(-(length + max_tokens) // 3) > self.scheduler.kv_cache_manager.pool.num_blocks
-        else:
-            self.sequences.append(sequence)
+        for sequence in make_choices(prompt, n, max_tokens, salt):
+            try:
+                self.scheduler.add(sequence)
+            except ContextLengthError:
+                assert -(-(length + max_tokens) // 3) > self.scheduler.kv_cache_manager.pool.num_blocks
+            else:
+                self.sequences.append(sequence)
 
     @rule(token=st.sampled_from([1, 2, EOS]))
     def step(self, token: int):

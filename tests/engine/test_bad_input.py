@@ -48,6 +48,23 @@ GOOD = [5, 6, 7]
         ({"stop": "END"}, r"stop='END'.*list"),
         ({"stop": ["x"] * 17}, r"at most 16"),
         ({"stop_token_ids": [-1]}, r"stop_token_ids=-1"),
+        ({"n": 0}, r"n=0.*between 1 and 128"),
+        ({"n": 129}, r"n=129"),
+        ({"n": None}, r"n=None"),
+        ({"min_tokens": -1}, r"min_tokens=-1"),
+        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens=9.*max_tokens=8"),
+        ({"min_p": 1.1}, r"min_p=1\.1.*\[0, 1\]"),
+        ({"presence_penalty": 2.5}, r"presence_penalty=2\.5.*\[-2, 2\]"),
+        ({"frequency_penalty": math.nan}, r"frequency_penalty=nan"),
+        ({"repetition_penalty": 0}, r"repetition_penalty=0.*above 0"),
+        ({"repetition_penalty": math.inf}, r"repetition_penalty=inf"),
+        ({"logit_bias": {-1: 5}}, r"logit_bias=-1"),
+        ({"logit_bias": {1: 101}}, r"logit_bias=101.*\[-100, 100\]"),
+        ({"logit_bias": {1: math.nan}}, r"logit_bias=nan"),
+        ({"logit_bias": {"a": 5}}, r"logit_bias='a'"),
+        ({"logit_bias": [5]}, r"logit_bias=\[5\].*map"),
+        ({"logprobs": 21}, r"logprobs=21.*20"),
+        ({"prompt_logprobs": -1}, r"prompt_logprobs=-1"),
         ({"ignore_eos": 1}, r"ignore_eos=1.*True or False"),
     ],
 )
@@ -57,7 +74,7 @@ def test_sampling_parameters(options: dict[str, Any], message: str):
 
 
 def test_an_unknown_option_is_named():
-    with pytest.raises(InvalidRequestError, match=r"unknown option 'max_tokenz'; known: max_tokens"):
+    with pytest.raises(InvalidRequestError, match=r"unknown option 'max_tokenz'; known: n, max_tokens"):
         SamplingParams.from_options({"max_tokenz": 5})
     with pytest.raises(ConfigError, match=r"unknown engine option 'gpu_count'; known: model"):
         EngineConfig.from_options({"gpu_count": 2})
@@ -109,6 +126,8 @@ def bad_requests(vocab_size: int, max_model_len: int) -> list[tuple[GenerateRequ
         (request([vocab_size]), f"prompt={vocab_size}.*{vocab_size - 1}"),
         (request([-1]), "prompt=-1"),
         (request(GOOD, stop_token_ids=[999_999]), "stop_token_ids=999999"),
+        (request(GOOD, logit_bias={999_999: 5}), "logit_bias=999999"),
+        (request(GOOD, None, min_tokens=max_model_len), f"min_tokens={max_model_len}"),
         (request([5] * (max_model_len + 1)), f"{max_model_len + 1} tokens.*{max_model_len}"),
         (request([5] * max_model_len), f"{max_model_len} tokens.*{max_model_len}"),
         (request([5] * 10, max_model_len), rf"10 prompt tokens and max_tokens={max_model_len}.*{max_model_len + 10}"),

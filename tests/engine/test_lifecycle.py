@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from conftest import TinyModel
-from engine_helpers import assert_at_rest, ids, request, run
+from engine_helpers import ids, request, run, wait_until_at_rest
 
-from pagedllm.api import Engine, EngineStats
+from pagedllm.api import Engine
 from pagedllm.config import EngineConfig
 from pagedllm.errors import (
     EngineClosedError,
@@ -34,15 +34,6 @@ LONG = 400
 
 def prompt(seed: int, length: int = 20) -> list[int]:
     return [3 + (item + seed) % 300 for item in ids(length, seed)]
-
-
-def wait_until_at_rest(engine: LocalEngine, seconds: float = 10.0) -> EngineStats:
-    deadline = time.monotonic() + seconds
-    while (stats := engine.stats()).num_running or stats.num_waiting:
-        assert time.monotonic() < deadline, f"still busy: {stats}"
-        time.sleep(0.005)
-    assert_at_rest(stats)
-    return stats
 
 
 def endless(seed: int = 0) -> Any:

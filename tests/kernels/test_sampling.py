@@ -13,11 +13,12 @@ from pagedllm_kernels.sampling import greedy, sample
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 3.0, -1.0, 0.0, 2.5, -4.0]])
 
 
-def oracle(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Probabilities after temperature, top-k and top-p, by sorting."""
+def oracle(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Probabilities after temperature, min-p, top-k and top-p, by sorting."""
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     probs = np.exp(scaled - scaled.max())
+    probs[probs < min_p * probs.max()] = 0
     probs[order[top_k:]] = 0
     probs /= probs.sum()
     kept, total = [], 0.0
@@ -31,7 +32,9 @@ def oracle(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> 
     return result / result.sum()
 
 
-def draw(logits: torch.Tensor, count: int, temperature: float, top_k: int, top_p: float) -> list[int]:
+def draw(
+    logits: torch.Tensor, count: int, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> list[int]:
     """``count`` draws under consecutive keys."""
     keys = torch.stack((torch.arange(count), torch.full((count,), 17)), dim=1)
     return sample(
@@ -39,19 +42,33 @@ def draw(logits: torch.Tensor, count: int, temperature: float, top_k: int, top_p
         torch.full((count,), temperature),
         torch.full((count,), top_k),
         torch.full((count,), top_p),
+        torch.full((count,), min_p),
         keys,
     ).tolist()
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 8, 1.0), (0.5, 8, 1.0), (2.0, 3, 1.0), (1.0, 8, 0.6), (1.0, 4, 0.5), (0.7, 1, 1.0), (1.0, 8, 1e-6)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 8, 1.0, 0.0),
+        (0.5, 8, 1.0, 0.0),
+        (2.0, 3, 1.0, 0.0),
+        (1.0, 8, 0.6, 0.0),
+        (1.0, 4, 0.5, 0.0),
+        (0.7, 1, 1.0, 0.0),
+        (1.0, 8, 1e-6, 0.0),
+        (1.0, 8, 1.0, 0.3),
+        (2.0, 8, 1.0, 0.3),
+        (1.0, 8, 1.0, 1.0),
+        (1.0, 3, 0.9, 0.1),
+        (1.0, 8, 0.7, 0.2),
+    ],
 )
-def test_draws_follow_the_oracle(temperature: float, top_k: int, top_p: float):
+def test_draws_follow_the_oracle(temperature: float, top_k: int, top_p: float, min_p: float):
     """Counts within four standard deviations; what the filters remove is never drawn."""
     count = 20_000
-    drawn = np.bincount(draw(LOGITS, count, temperature, top_k, top_p), minlength=8) / count
-    expected = oracle(LOGITS[0].numpy(), temperature, top_k, top_p)
+    drawn = np.bincount(draw(LOGITS, count, temperature, top_k, top_p, min_p), minlength=8) / count
+    expected = oracle(LOGITS[0].numpy(), temperature, top_k, top_p, min_p)
     assert (drawn[expected == 0] == 0).all()
     assert (np.abs(drawn - expected) <= 4 * np.sqrt(expected * (1 - expected) / count)).all()
 
@@ -69,10 +86,10 @@ def test_rows_do_not_influence_each_other():
     logits = torch.cat([LOGITS, LOGITS * 2, LOGITS.flip(1)])
     keys = torch.tensor([[3, 1], [4, 1], [5, 9]])
     temperatures, top_ks, top_ps = torch.tensor([1.0, 0.2, 5.0]), torch.tensor([8, 2, 5]), torch.tensor([1.0, 0.9, 0.3])
-    together = sample(logits, temperatures, top_ks, top_ps, keys).tolist()
+    args = (logits, temperatures, top_ks, top_ps, torch.tensor([0.0, 0.5, 0.0]), keys)
+    together = sample(*args).tolist()
     for i in range(3):
-        row = slice(i, i + 1)
-        assert sample(logits[row], temperatures[row], top_ks[row], top_ps[row], keys[row]).tolist() == [together[i]]
+        assert sample(*(arg[i : i + 1] for arg in args)).tolist() == [together[i]]
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,6 +107,7 @@ def test_extremes_stay_in_range(logits: list[float], temperature: float, top_p: 
         torch.tensor([temperature]),
         torch.tensor([len(logits)]),
         torch.tensor([top_p]),
+        torch.tensor([0.0]),
         torch.tensor([keys]),
     ).tolist()
     assert 0 <= token < len(logits)

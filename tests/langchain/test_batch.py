@@ -83,4 +83,5 @@ def test_a_huge_batch_takes_no_thread_per_input(engine: FakeEngine, chat: ChatPa
     """A thousand threads would only wait: the engine runs max_num_seqs at a time."""
     engine.delay_s = 0.05
     assert len(chat.batch(["Hello"] * 80, max_tokens=4)) == 80
-    assert engine.num_running_peak == 64
+    # More than the 6 threads of LangChain's default on two cores; how many start in time is the machine's affair.
+    assert 8 <= engine.num_running_peak <= 64

@@ -92,7 +92,7 @@ def test_aliases(cls: Any) -> None:
     [
         ({"max_tokenz": 5}, "unknown argument 'max_tokenz'; known: .*max_tokens"),
         ({"base_url": "http://x"}, "base_url is not supported yet"),
-        ({"n": 2}, "n is not supported yet"),
+        ({"n": 0}, "n=0"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens is given twice"),
         ({"temperature": -1}, "temperature=-1"),
         ({"top_p": 0}, "top_p=0"),
@@ -119,7 +119,8 @@ def test_wrong_argument_is_named(cls: Any, arguments: dict[str, Any], message: s
 @BOTH
 def test_all_sampling_parameters_are_fields(cls: Any) -> None:
     """An engine option that the adapters forget could not be set from LangChain."""
-    assert {field.name for field in dataclasses.fields(SamplingParams)} <= set(cls.model_fields)
+    fields = {field.name for field in dataclasses.fields(SamplingParams)} - {"prompt_logprobs"}
+    assert fields <= set(cls.model_fields)
     assert set(PagedModel.model_fields) <= set(cls.model_fields)
 
 
@@ -130,7 +131,8 @@ def test_identifying_params_are_complete_and_hold_no_secret(cls: Any, registry: 
     others = [
         {"model": "/other"}, {"temperature": 0.5}, {"max_tokens": 3}, {"top_p": 0.5}, {"top_k": 3}, {"seed": 1},
         {"stop": ["x"]}, {"stop_token_ids": [3]}, {"ignore_eos": True}, {"cache_salt": "other"},
-        {"engine_args": {"dtype": "float32"}},
+        {"engine_args": {"dtype": "float32"}}, {"n": 2}, {"min_p": 0.1}, {"min_tokens": 2}, {"presence_penalty": 1.0},
+        {"frequency_penalty": 1.0}, {"repetition_penalty": 1.1}, {"logit_bias": {1: 1.0}}, {"logprobs": True},
     ]  # fmt: skip
     seen = [str(sorted(base.asdict().items()))]
     for options in others:

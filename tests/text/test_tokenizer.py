@@ -32,6 +32,11 @@ TEXTS = (
     "<|im_start|>user\nhi<|im_end|>\n",
     "<|endoftext|>a <repo_name>b<|eot_id|>",
     "it's WE'LL they're",
+    "naïve café Łódź ÅNGSTRÖM ﬁ e\u0301",
+    "🏳️‍🌈👍🏽x😀😀 9️⃣",
+    "漢字かな交じり文、ｶﾀｶﾅ。我爱\u3000你",
+    "for (int i=0;i<10;++i) { a[i] = x->y; }  // ok\n\n\t#!/bin/sh\\n",
+    "<|im_start|><|im_end|><|endoftext|> <|im_end|>x <|im_en d|>",
 )
 
 
@@ -94,6 +99,14 @@ def test_embedded_tokenizer_agrees_with_transformers(smollm2: Tokenizer, tmp_pat
     for text in TEXTS:
         assert smollm2.encode(text) == reference(text)["input_ids"], text
         assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
+        as_text = reference(text, split_special_tokens=True)["input_ids"]
+        assert smollm2.encode(text, parse_special_tokens=False) == as_text, text
+        chat = [{"role": "user", "content": text}, {"role": "assistant", "content": text * 2}]
+        for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False}):
+            rendered = reference.apply_chat_template(chat, tokenize=False, **options)
+            expected = reference(rendered, add_special_tokens=False)["input_ids"]
+            messages = [Message(**message) for message in chat]
+            assert smollm2.encode_chat(messages, parse_special_tokens=True, **options) == expected, text
 
 
 def test_folder_and_gguf_agree(hf_model: Any, folder_tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_user_defined_tokens_are_text(hf_model: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"tokenizer.ggml.model": "llama"}, r"model='llama'"),
+        ({"tokenizer.ggml.model": "t5"}, r"model='t5' is not supported; gpt2 \(byte-level BPE\) and llama are"),
         ({"tokenizer.ggml.pre": "deepseek-llm"}, r"pre='deepseek-llm' is not supported; supported: default, gpt-2"),
     ],
 )

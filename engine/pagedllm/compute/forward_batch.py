@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from ..control.scheduler import ScheduledSequence
+from ..control.sequence import Sequence
 
-__all__ = ["ForwardBatch"]
+__all__ = ["ForwardBatch", "PromptRow"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A row of logits that scores a prompt token: the one at ``position``, given all before it."""
+
+    sequence: Sequence
+    position: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +33,9 @@ class ForwardBatch:
         block_tables: [num_seqs, max_num_blocks] int32, padded with 0 (never read).
         cu_seqlens_q: [num_seqs + 1] int32, running sum of new tokens.
         seq_lens: [num_seqs] int32, tokens whose KV exists after this pass.
-        logits_indices: [num_sampled] int64, the rows that yield logits.
+        logits_indices: [num_logits] int64, the rows that yield logits: first one per sampled sequence, then one per
+            entry of ``prompt_rows``.
+        prompt_rows: Prompt tokens to score.
     """
 
     input_ids: Tensor
@@ -34,6 +45,7 @@ class ForwardBatch:
     cu_seqlens_q: Tensor
     seq_lens: Tensor
     logits_indices: Tensor
+    prompt_rows: tuple[PromptRow, ...] = ()
 
     @classmethod
     def build(cls, scheduled: List[ScheduledSequence], block_size: int) -> ForwardBatch:
@@ -44,10 +56,16 @@ class ForwardBatch:
         cu_seqlens_q = [0]
         seq_lens: list[int] = []
         logits_indices: list[int] = []
+        prompt_indices: list[int] = []
+        prompt_rows: list[PromptRow] = []
         for item in scheduled:
             sequence = item.sequence
             start = sequence.num_computed_tokens
             end = start + item.num_new_tokens
+            if sequence.needs_all_prompt_logits:
+                scored = range(start + 1, min(end + 1, sequence.num_prompt_tokens))
+                prompt_rows.extend(PromptRow(sequence, position) for position in scored)
+                prompt_indices.extend(len(input_ids) + position - start - 1 for position in scored)
             input_ids.extend(sequence.token_ids[start:end])
             positions.extend(range(start, end))
             table = sequence.block_table
@@ -63,7 +81,8 @@ class ForwardBatch:
             block_tables=_pad([item.sequence.block_table for item in scheduled]),
             cu_seqlens_q=torch.tensor(cu_seqlens_q, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
+            logits_indices=torch.tensor(logits_indices + prompt_indices, dtype=torch.int64),
+            prompt_rows=tuple(prompt_rows),
         )
 
 

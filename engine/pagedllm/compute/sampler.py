@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,13 +11,26 @@ from torch import Tensor
 from pagedllm_kernels.sampling import greedy, sample
 
 from ..control.sequence import Sequence
+from .logits import adjust_logits
 
-__all__ = ["GREEDY_BELOW", "Sampler", "noise_key"]
+__all__ = ["GREEDY_BELOW", "Sampler", "Score", "noise_key"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy (vLLM's bound): dividing by them would only overflow."""
 
 _MASK = 2**64 - 1
+_SCORED_ROWS = 64
+_LEAST_LOGPROB = -9999.0
+"""What is reported for -inf, which JSON cannot say (vLLM's value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A token's log probability under the raw logits, and the most probable tokens, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 class Sampler:
@@ -29,6 +43,7 @@ class Sampler:
             logits: [len(sequences), vocab_size] float32.
             sequences: The rows' owners, with every sampling parameter filled in.
         """
+        logits = adjust_logits(logits, sequences)
         token_ids: list[int] = greedy(logits).tolist()
         rows = [i for i, sequence in enumerate(sequences) if (sequence.sampling.temperature or 0.0) >= GREEDY_BELOW]
         if rows:
@@ -36,6 +51,27 @@ class Sampler:
             for i, token_id in zip(rows, drawn, strict=True):
                 token_ids[i] = token_id
         return token_ids
+
+    def score(self, logits: Tensor, token_ids: List[int], nums_top: List[int]) -> list[Score]:
+        """Log probabilities of given tokens.
+
+        Args:
+            logits: [len(token_ids), vocab_size] float32, raw.
+            token_ids: One per row.
+            nums_top: How many of the most probable tokens to tell, per row.
+        """
+        scores: list[Score] = []
+        # In slices: a long prompt's rows have vocab_size columns each.
+        for start in range(0, len(token_ids), _SCORED_ROWS):
+            rows = slice(start, start + _SCORED_ROWS)
+            logprobs = logits[rows].log_softmax(dim=-1).clamp_min(_LEAST_LOGPROB)
+            chosen = logprobs.gather(1, torch.tensor(token_ids[rows]).unsqueeze(1)).squeeze(1).tolist()
+            best = logprobs.topk(min(max(nums_top[rows]), logprobs.shape[1]), dim=-1)
+            best_ids, best_logprobs = best.indices.tolist(), best.values.tolist()
+            for i, (token_id, num_top) in enumerate(zip(token_ids[rows], nums_top[rows], strict=True)):
+                top = tuple(zip(best_ids[i][:num_top], best_logprobs[i][:num_top], strict=True))
+                scores.append(Score(token_id, chosen[i], top))
+        return scores
 
     def _draw(self, logits: Tensor, sequences: List[Sequence]) -> list[int]:
         vocab_size = logits.shape[1]
@@ -46,6 +82,7 @@ class Sampler:
             temperatures=torch.tensor([p.temperature for p in params]),
             top_ks=torch.tensor(top_ks),
             top_ps=torch.tensor([1.0 if p.top_p is None else p.top_p for p in params]),
+            min_ps=torch.tensor([p.min_p for p in params]),
             keys=torch.tensor([noise_key(item.seed, item.index, item.num_tokens) for item in sequences]),
         ).tolist()
         return token_ids

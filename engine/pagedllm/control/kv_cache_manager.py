@@ -71,22 +71,28 @@ class KVCacheManager:
         avoids admitting a long prompt that would be preempted half-way.
         """
         assert not sequence.block_table
-        nodes = self.match_prefix(sequence.token_ids, sequence.salt)
-        num_idle = sum(self.prefix_cache.is_idle(node) for node in nodes)
-        num_needed = self.num_blocks_for(sequence.num_tokens) - len(nodes)
+        nodes = [] if sequence.needs_all_prompt_logits else self.match_prefix(sequence.token_ids, sequence.salt)
+        blocks = [self.prefix_cache.block_of(node) for node in nodes]
+        shared = self._blocks_of_leader(sequence)
+        if len(shared) > len(blocks):
+            assert sequence.leader is not None
+            blocks, nodes = shared, sequence.leader.nodes[: len(shared)]
+        held = self._held_blocks(blocks, nodes)
+        num_idle = sum(self.pool.ref_counts[block_id] == 0 for block_id in held)
+        num_needed = self.num_blocks_for(sequence.num_tokens) - len(blocks)
         if num_needed > self.pool.num_free + self.prefix_cache.num_idle - num_idle:
             return False
-        for node in nodes:
-            self._acquire(self.prefix_cache.block_of(node))
+        for block_id in held:
+            self._acquire(block_id)
         sequence.nodes = nodes
-        sequence.block_table = [self.prefix_cache.block_of(node) for node in nodes]
-        sequence.num_computed_tokens = len(nodes) * self.block_size
+        sequence.block_table = blocks
+        sequence.num_computed_tokens = len(blocks) * self.block_size
         if sequence.num_cached_tokens is None:
             # What a preempted sequence finds again is its own earlier work, not reuse across requests.
             sequence.num_cached_tokens = sequence.num_computed_tokens
-            if self.enable_prefix_caching:
+            if self.enable_prefix_caching and sequence.leader is None:
                 self.prefix_queries += sequence.num_prompt_tokens
-            self.prefix_hits += sequence.num_cached_tokens
+                self.prefix_hits += sequence.num_cached_tokens
         return True
 
     def allocate(self, sequence: Sequence, num_new_tokens: int) -> bool:
@@ -121,7 +127,7 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """Take back all that the sequence holds; published blocks stay cached until their room is needed."""
         self.prefix_cache.tick()
-        for block_id in self._held_blocks(sequence):
+        for block_id in self._held_blocks(sequence.block_table, sequence.nodes):
             self._release(block_id)
         sequence.block_table = []
         sequence.nodes = []
@@ -147,7 +153,7 @@ class KVCacheManager:
         for sequence in running:
             assert len(sequence.block_table) * self.block_size >= sequence.num_computed_tokens
             assert len(set(sequence.block_table)) == len(sequence.block_table), "a block twice in one table"
-            for block_id in self._held_blocks(sequence):
+            for block_id in self._held_blocks(sequence.block_table, sequence.nodes):
                 ref_counts[block_id] += 1
         assert ref_counts == self.pool.ref_counts, "reference counts do not match the block tables"
         node_of_block = self.prefix_cache.check_integrity(ref_counts)
@@ -158,10 +164,21 @@ class KVCacheManager:
             kinds = (block_id in free_ids) + (count == 0 and block_id in node_of_block) + (count > 0)
             assert kinds == 1, f"block {block_id} is not exactly one of free, cached and referenced"
 
-    def _held_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks that it holds a reference on, last position first, so that leaves go idle before their parents."""
-        held = list(sequence.block_table)
-        for block_id, node in zip(sequence.block_table, sequence.nodes, strict=False):
+    def _blocks_of_leader(self, sequence: Sequence) -> list[int]:
+        """The full prompt blocks that another choice of the request has computed.
+
+        The partial block at the prompt's end is not copied: computing its few tokens again costs less than an
+        operation of its own, and takes the same one block.
+        """
+        leader = sequence.leader
+        if leader is None or not leader.is_prompt_computed or sequence.needs_all_prompt_logits:
+            return []
+        return leader.block_table[: (sequence.num_prompt_tokens - 1) // self.block_size]
+
+    def _held_blocks(self, block_table: list[int], nodes: list[int]) -> list[int]:
+        """Blocks that such a sequence references, last position first, so that leaves go idle before their parents."""
+        held = list(block_table)
+        for block_id, node in zip(block_table, nodes, strict=False):
             owner = self.prefix_cache.block_of(node)
             if owner != block_id:
                 held.append(owner)

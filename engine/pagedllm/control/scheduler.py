@@ -33,7 +33,12 @@ class SchedulerOutput:
 
     scheduled: tuple[ScheduledSequence, ...]
     sampled: tuple[Sequence, ...]
+    num_admitted: int
     num_preempted: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_new_tokens for item in self.scheduled)
 
 
 class Scheduler:
@@ -86,6 +91,7 @@ class Scheduler:
         scheduled: list[ScheduledSequence] = []
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(scheduled, self.max_num_batched_tokens)
+        num_continued = len(scheduled)
         if self.num_preemptions == num_preemptions:
             # Admitting in a step that preempted would hand the freed blocks to someone who came later.
             self._admit_waiting(scheduled, budget)
@@ -93,6 +99,7 @@ class Scheduler:
         return SchedulerOutput(
             scheduled=tuple(scheduled),
             sampled=tuple(item.sequence for item in scheduled if item.reaches_end),
+            num_admitted=len(scheduled) - num_continued,
             num_preempted=self.num_preemptions - num_preemptions,
         )
 
@@ -107,12 +114,13 @@ class Scheduler:
             if sequence.first_token_time is None:
                 sequence.first_token_time = now
 
-    def retire_finished(self) -> None:
-        """Free what finished sequences hold and forget them."""
-        for sequence in self.running:
-            if sequence.is_finished:
-                self.kv_cache_manager.free(sequence)
+    def retire_finished(self) -> int:
+        """Free what finished sequences hold and forget them; returns how many there were."""
+        finished = [sequence for sequence in self.running if sequence.is_finished]
+        for sequence in finished:
+            self.kv_cache_manager.free(sequence)
         self.running = [sequence for sequence in self.running if not sequence.is_finished]
+        return len(finished)
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all sequences of a request, running or waiting; returns them."""
@@ -153,16 +161,29 @@ class Scheduler:
 
     def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
         now = time.monotonic()
+        followers: list[Sequence] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
+            sequence = self.waiting.popleft()
+            if self._waits_for_leader(sequence):
+                followers.append(sequence)
+                continue
             if not self.kv_cache_manager.admit(sequence):
-                return
+                self.waiting.appendleft(sequence)
+                break
             num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
             if not self.kv_cache_manager.allocate(sequence, num_new_tokens):
                 raise AssertionError("admit() promised room for all known tokens")
-            self.waiting.popleft()
             self.running.append(sequence)
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
             scheduled.append(ScheduledSequence(sequence, num_new_tokens))
             budget -= num_new_tokens
+        self.waiting.extendleft(reversed(followers))
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """Whether it should wait a step or more for prompt blocks that its request's first choice is computing.
+
+        A leader that is not running (finished, aborted or preempted) will not provide them any more.
+        """
+        leader = sequence.leader
+        return leader is not None and bool(leader.block_table) and not leader.is_prompt_computed

@@ -26,6 +26,8 @@ class Sequence:
         seed: Seed of its sampling noise, drawn once if the request has none, so that a resumed sequence repeats it.
         eos_token_ids: Ids that end the text unless ``sampling.ignore_eos``.
         salt: Separates its cached prefixes from others'.
+        index: Which choice of the request it is.
+        leader: The request's first choice, whose prompt blocks the others share; None for the first itself.
         block_table: KV blocks in order of position. Append-only while it runs.
         nodes: Prefix-cache nodes of its leading full blocks; it holds a reference on each.
         publishes: Whether its full blocks still go to the prefix cache (not after a reset while it ran).
@@ -40,6 +42,7 @@ class Sequence:
     eos_token_ids: frozenset[int]
     salt: str | None = None
     index: int = 0
+    leader: Sequence | None = None
     arrival_time: float = field(default_factory=time.monotonic)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -65,6 +68,33 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_prompt_computed(self) -> bool:
+        """Whether the whole prompt's KV is there."""
+        return self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def needs_all_prompt_logits(self) -> bool:
+        """Whether every prompt token is still to be computed, cached or not, because its logits are asked for."""
+        return self.sampling.prompt_logprobs is not None and self.leader is None and self.num_output_tokens == 0
+
+    @property
+    def banned_token_ids(self) -> frozenset[int]:
+        """Tokens that would end the text too early."""
+        if self.num_output_tokens >= self.sampling.min_tokens:
+            return frozenset()
+        return self.stop_token_ids
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end the text."""
+        eos_token_ids = frozenset() if self.sampling.ignore_eos else self.eos_token_ids
+        return eos_token_ids.union(self.sampling.stop_token_ids)
+
+    @property
     def max_num_tokens(self) -> int:
         """Length at which it ends whatever it says."""
         return self.num_prompt_tokens + self.max_tokens
@@ -82,8 +112,7 @@ class Sequence:
         """Take a sampled token; sets ``finish_reason`` when it ends the text."""
         assert not self.is_finished
         self.token_ids.append(token_id)
-        is_eos = token_id in self.eos_token_ids and not self.sampling.ignore_eos
-        if is_eos or token_id in self.sampling.stop_token_ids:
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
             self.finish("stop", token_id)
         elif self.num_output_tokens >= self.max_tokens:
             self.finish("length")

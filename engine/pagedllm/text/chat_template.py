@@ -1,65 +1,204 @@
-"""Chat messages to prompt text, through transformers' sandboxed Jinja."""
+"""Chat messages to prompt text by a Jinja template, and what is wrong with the messages where the template refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..api import Message
-from ..errors import InvalidRequestError
+from ..errors import ConfigError, InvalidRequestError
+from .template_sandbox import TemplateRefusalError, compile_template, render_template
 
-__all__ = ["render_chat"]
+__all__ = ["ChatTemplate", "read_chat_template"]
+
+_MAX_FILE_BYTES = 1 << 20
+# A template is a program of somebody else's: these are its bugs, besides its own TemplateErrors.
+_TEMPLATE_BUGS = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+    *(RecursionError, MemoryError, NotImplementedError),
+)
 
 
-def render_chat(
-    template: str | None,
-    messages: Sequence[Message],
-    *,
-    bos_token: str,
-    eos_token: str,
-    add_generation_prompt: bool = True,
-) -> str:
-    """Render a chat. The text has the template's control tokens, so encode it with ``add_special_tokens=False``.
-
-    The template comes with the model and is not trusted: it runs in an immutable sandbox and sees plain data only.
-    Compiled templates are cached. Control tokens written in a message's content are not escaped.
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A model's chat template with what it sees besides the chat.
 
     Args:
-        template: Jinja source; None if the model has none.
-        messages: The chat, oldest first.
+        source: Jinja; None if the model has none. It is not trusted: see ``template_sandbox``.
         bos_token: What the template knows by that name; empty if the model has none.
         eos_token: Likewise.
-        add_generation_prompt: End with the opening of an assistant's turn.
+        variables: The operator's, such as ``enable_thinking``.
+    """
+
+    source: str | None
+    bos_token: str = ""
+    eos_token: str = ""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        now: datetime | None = None,
+    ) -> str:
+        """Render a chat. The text has the template's control tokens, so encode it with ``add_special_tokens=False``.
+
+        Args:
+            messages: The chat, oldest first.
+            add_generation_prompt: End with the opening of an assistant's turn.
+            continue_final_message: End with the exact text of the last message, its turn left open.
+            now: The time that the template is told; None: now.
+
+        Raises:
+            InvalidRequestError: No template, or the template refuses these messages; with its own words and, where
+                that can be found out, the rule behind them.
+        """
+        if self.source is None:
+            raise InvalidRequestError(
+                "this model has no chat template: send a text prompt instead, use an instruct variant of the model, "
+                "put a chat_template.jinja beside its tokenizer files, or give the engine option chat_template",
+                param="messages",
+            )
+        now = now or datetime.now()
+        try:
+            if continue_final_message:
+                return self._render_open(messages, now)
+            return self._render(messages, add_generation_prompt, now)
+        except _TEMPLATE_BUGS as error:
+            if isinstance(error, InvalidRequestError):  # is a ValueError
+                raise
+            rule = self._broken_rule(messages, now) if isinstance(error, TemplateRefusalError) else None
+            reason = f"{error} ({rule})" if rule else str(error) or type(error).__name__
+            raise InvalidRequestError(
+                f"the chat template refuses these messages: {reason}", param="messages"
+            ) from error
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, now: datetime) -> str:
+        assert self.source is not None
+        variables = {
+            "tools": None,
+            "documents": None,
+            **self.variables,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+        }
+        return render_template(compile_template(self.source), variables, now=now)
+
+    def _render_open(self, messages: Sequence[Message], now: datetime) -> str:
+        """Render up to the end of the last message's content.
+
+        A mark at its end shows where that is, and keeps a template that trims from taking white space off it.
+        """
+        *earlier, last = messages
+        mark = f"\U000f0000{secrets.randbits(64)}\U000f0000"
+        marked = Message(role=last.role, content=last.content + mark)
+        text, found, _ = self._render([*earlier, marked], False, now).rpartition(mark)
+        # White space before it is the template's to lay out.
+        if not found or not text.endswith(last.content.lstrip()):
+            raise InvalidRequestError(
+                "continue_final_message: the chat template does not keep the last message's text as it is",
+                param="continue_final_message",
+            )
+        return text
+
+    def _broken_rule(self, messages: Sequence[Message], now: datetime) -> str | None:
+        """The rule of the template that these messages break, found by trying what it accepts in their place."""
+
+        def is_accepted(roles: Sequence[str]) -> bool:
+            try:
+                self._render([Message(role=role, content="x") for role in roles], True, now)
+            except _TEMPLATE_BUGS:
+                return False
+            return True
+
+        return _find_rule([message.role for message in messages], is_accepted)
+
+
+def read_chat_template(option: str) -> str:
+    """The Jinja source of an operator's template, given as such or as the path of a file.
 
     Raises:
-        InvalidRequestError: No template, or the template refuses these messages; has its own message.
+        ConfigError: No such file, or not a template.
     """
-    if template is None:
-        raise InvalidRequestError(
-            "this model has no chat template: send a text prompt instead, use an instruct variant of the model, or "
-            "put a chat_template.jinja beside its tokenizer files",
-            param="messages",
-        )
-    chat = [{"role": message.role, "content": message.content} for message in messages]
+    source = option if "{{" in option or "{%" in option else _read_file(Path(option).expanduser())
     try:
-        rendered, _ = render_jinja_template(
-            conversations=[chat],
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            bos_token=bos_token,
-            eos_token=eos_token,
-        )
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        # A template is a program of somebody else's: raise_exception gives TemplateError, its bugs the others.
-        raise InvalidRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
-    return str(rendered[0])
+        compile_template(source)
+    except (*_TEMPLATE_BUGS, SyntaxError) as error:
+        place = f" in line {line}" if (line := getattr(error, "lineno", None)) else ""
+        raise ConfigError.for_value("chat_template", option, f"is not a Jinja template: {error}{place}") from error
+    return source
+
+
+def _read_file(path: Path) -> str:
+    option = "chat_template"
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigError.for_value(option, str(path), f"must have at most {_MAX_FILE_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, ConfigError):  # is a ValueError
+            raise
+        allowed = f"must be Jinja (with {{{{ or {{%) or the path of a file with it: {error}"
+        raise ConfigError.for_value(option, str(path), allowed) from error
+
+
+# What a template may want of the roles, and how to give it that. In the order in which to look.
+_RULES: tuple[tuple[str, Callable[[Sequence[str]], list[str]]], ...] = (
+    (
+        "this template knows no roles but system, user and assistant",
+        lambda roles: [role if role in ("system", "user", "assistant") else "user" for role in roles],
+    ),
+    (
+        "this template wants at most one system message, and at the beginning",
+        lambda roles: ["system"] * ("system" in roles) + [role for role in roles if role != "system"],
+    ),
+    ("this template takes no system message", lambda roles: [role for role in roles if role != "system"]),
+    (
+        "this template wants user and assistant to alternate",
+        lambda roles: [role for role, _ in itertools.groupby(roles)],
+    ),
+    (
+        "this template wants the first message after the system's to be the user's",
+        lambda roles: _with_user_first(roles),
+    ),
+    (
+        "this template wants the last message to be the user's",
+        lambda roles: [*roles, "user"] if roles[-1:] == ["assistant"] else list(roles),
+    ),
+)
+
+
+def _with_user_first(roles: Sequence[str]) -> list[str]:
+    num_system = sum(1 for _ in itertools.takewhile(lambda role: role == "system", roles))
+    if roles[num_system : num_system + 1] == ["user"]:
+        return list(roles)
+    return [*roles[:num_system], "user", *roles[num_system:]]
+
+
+def _find_rule(roles: list[str], is_accepted: Callable[[Sequence[str]], bool]) -> str | None:
+    """The fewest rules that, obeyed, make the roles accepted; None if there are none, or roles are not the reason."""
+    if is_accepted(roles):
+        return None
+    for count in (1, 2, 3):
+        for rules in itertools.combinations(_RULES, count):
+            obeying = roles
+            for _, obey in rules:
+                if obey(obeying) == obeying:
+                    break  # is obeyed already, so it is not what is broken
+                obeying = obey(obeying)
+            else:
+                if obeying and is_accepted(obeying):
+                    return "; ".join(rule for rule, _ in rules)
+    return None

@@ -34,11 +34,17 @@ class OutputText:
         self._stop = stop
         self._held = ""
 
-    def append(self, token_ids: Sequence[int], *, is_last: bool) -> TextDelta:
-        """Add tokens; with ``is_last`` everything held back is given out, except a stop string."""
+    def append(self, token_ids: Sequence[int], *, is_last: bool, may_stop: bool = True) -> TextDelta:
+        """Add tokens; with ``is_last`` everything held back is given out, except a stop string.
+
+        Until ``may_stop``, text is given out at once and takes no part in a stop string.
+        """
         self._held += self._detokenizer.append(token_ids)
         if is_last:
             self._held += self._detokenizer.flush()
+        if not may_stop:
+            text, self._held = self._held, ""
+            return TextDelta(text)
         match = self._first_match()
         if match is not None:
             return TextDelta(self._held[: match.start], match.stop)

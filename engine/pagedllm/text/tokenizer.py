@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import transformers
@@ -13,7 +15,8 @@ from ..api import Message
 from ..errors import InvalidRequestError, ModelFileError, UnsupportedModelError
 from ..files.description import read_eos_token_ids
 from ..files.locate import ModelFiles
-from .chat_template import render_chat
+from .chat_template import ChatTemplate, read_chat_template
+from .control_tokens import ControlTokens
 from .gguf_tokenizer import load_gguf_tokenizer
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -29,6 +32,8 @@ _END_TOKENS = (
     "<|end_of_turn|>",
     "<end_of_turn>",
 )
+# Chats that show what a template writes between messages.
+_SAMPLE_CHATS = (("user",), ("system", "user"), ("user", "assistant", "user"))
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -41,6 +46,10 @@ class Tokenizer:
         chat_template: Jinja source, or None.
         bos_token: Text of the token that begins a sequence; empty if there is none.
         eos_token: Text of the token that ends one; empty if there is none.
+
+    Args:
+        backend: Owned from now on.
+        template_variables: What the operator tells the chat template.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class Tokenizer:
         chat_template: str | None,
         bos_token: str,
         eos_token: str,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> None:
         # A tokenizer.json may come with the truncation and padding of some training run.
         backend.no_truncation()
@@ -71,13 +81,18 @@ class Tokenizer:
             ids = (backend.token_to_id(token) for token in _END_TOKENS)
             eos_token_ids |= {token_id for token_id in ids if token_id in self._special_ids}
         self.eos_token_ids = eos_token_ids
+        self._template = ChatTemplate(
+            source=chat_template, bos_token=bos_token, eos_token=eos_token, variables=dict(template_variables or {})
+        )
+        self._control_tokens = ControlTokens(backend, _sample_texts(self._template))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; control tokens written in it become their ids.
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
 
         Args:
             text: Any text; may be empty.
             add_special_tokens: Add those that the model wants around a text, such as BOS. Many want none.
+            parse_special_tokens: Control tokens written in the text become their ids; else they stay plain text.
 
         Raises:
             InvalidRequestError: The text has a lone surrogate, which is no character and has no UTF-8.
@@ -88,6 +103,8 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text is not valid Unicode: a lone surrogate at position {error.start}", param="prompt"
             ) from error
+        if not parse_special_tokens and self._control_tokens.may_be_in(text):
+            return self._control_tokens.encode_text(text, add_special_tokens=add_special_tokens)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -101,20 +118,41 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a chat, rendered by the model's chat template.
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        parse_special_tokens: bool = False,
+    ) -> list[int]:
+        """Token ids of a chat, rendered by the model's chat template; nothing is added around it.
+
+        Args:
+            messages: The chat, oldest first.
+            add_generation_prompt: End with the opening of an assistant's turn.
+            continue_final_message: End with the exact text of the last message, its turn left open.
+            parse_special_tokens: Control tokens written in messages become their ids; else they stay plain text.
 
         Raises:
-            InvalidRequestError: No template, the template refuses the messages, or a lone surrogate in them.
+            InvalidRequestError: No template, the template refuses the messages, or it cannot be told which control
+                tokens are its own.
         """
-        text = render_chat(
-            self.chat_template,
-            messages,
-            bos_token=self.bos_token,
-            eos_token=self.eos_token,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return self.encode(text, add_special_tokens=False)
+        # The same for each rendering of this chat.
+        now = datetime.now()
+
+        def render(chat: Sequence[Message]) -> str:
+            return self._template.render(
+                chat,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                now=now,
+            )
+
+        texts = (text for message in messages for text in (message.role, message.content))
+        if not parse_special_tokens and any(map(self._control_tokens.may_be_in, texts)):
+            return self._control_tokens.encode_chat(messages, render)
+        return self.encode(render(messages), add_special_tokens=False)
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token takes part in ``decode`` with special tokens skipped."""
@@ -125,17 +163,27 @@ class Tokenizer:
         return token_id in self._byte_ids
 
 
-def load_tokenizer(files: ModelFiles) -> Tokenizer:
+def load_tokenizer(
+    files: ModelFiles, *, chat_template: str | None = None, template_variables: Mapping[str, Any] | None = None
+) -> Tokenizer:
     """Load a model's tokenizer; nothing is downloaded and no code of the model's is run.
+
+    Args:
+        files: The model's.
+        chat_template: The operator's, used instead of the model's: Jinja, or the path of a file with it.
+        template_variables: What the operator tells the chat template.
 
     Raises:
         UnsupportedModelError: A kind of tokenizer that we do not read, by name.
         ModelFileError: Missing or damaged tokenizer files.
+        ConfigError: The operator's template is not there or not Jinja.
     """
-    return _from_gguf(files) if files.kind == "gguf" else _from_folder(files)
+    template = None if chat_template is None else read_chat_template(chat_template)
+    load = _from_gguf if files.kind == "gguf" else _from_folder
+    return load(files, template, template_variables)
 
 
-def _from_gguf(files: ModelFiles) -> Tokenizer:
+def _from_gguf(files: ModelFiles, template: str | None, variables: Mapping[str, Any] | None) -> Tokenizer:
     parts = load_gguf_tokenizer(files.path)
     vocab_size = parts.backend.get_vocab_size(with_added_tokens=True)
     eos_token_ids = frozenset(read_eos_token_ids(files, parts.gguf))
@@ -143,13 +191,14 @@ def _from_gguf(files: ModelFiles) -> Tokenizer:
     return Tokenizer(
         parts.backend,
         eos_token_ids=eos_token_ids,
-        chat_template=parts.chat_template,
+        chat_template=parts.chat_template if template is None else template,
         bos_token=parts.bos_token,
         eos_token=parts.eos_token,
+        template_variables=variables,
     )
 
 
-def _from_folder(files: ModelFiles) -> Tokenizer:
+def _from_folder(files: ModelFiles, template: str | None, variables: Mapping[str, Any] | None) -> Tokenizer:
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(
             files.path, local_files_only=True, trust_remote_code=False, use_fast=True
@@ -164,7 +213,8 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
     eos_token_ids = set(read_eos_token_ids(files))
     if loaded.eos_token_id is not None:
         eos_token_ids.add(loaded.eos_token_id)
-    template = loaded.chat_template
+    if template is None:
+        template = loaded.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     return Tokenizer(
@@ -173,7 +223,17 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
         chat_template=template,
         bos_token=loaded.bos_token or "",
         eos_token=loaded.eos_token or "",
+        template_variables=variables,
     )
+
+
+def _sample_texts(template: ChatTemplate) -> Iterator[str]:
+    """What the template writes around chats that it accepts."""
+    for roles in _SAMPLE_CHATS:
+        try:
+            yield template.render([Message(role=role, content="x") for role in roles], add_generation_prompt=False)
+        except InvalidRequestError:
+            continue
 
 
 def _check_ids(path: Path, token_ids: frozenset[int], vocab_size: int) -> None:

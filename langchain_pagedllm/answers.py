@@ -1,0 +1,105 @@
+"""The engine's answers to LangChain's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from pagedllm.api import Choice, Chunk, RequestOutput, Timings, TokenLogprob, Usage
+
+__all__ = [
+    "PROVIDER",
+    "to_chat_chunks",
+    "to_chat_result",
+    "to_logprobs",
+    "to_response_metadata",
+    "to_usage_metadata",
+]
+
+# LangChain compares a message's model_provider with the model's ls_provider, so both come from here.
+PROVIDER = "pagedllm"
+
+
+def to_usage_metadata(usage: Usage) -> UsageMetadata:
+    """Token counts in LangChain's words; ``cache_read`` is what the prefix cache served."""
+    # mypy as Python 3.10 does not know the NotRequired that langchain-core takes from typing.
+    return UsageMetadata(  # type: ignore[typeddict-item]
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details={"cache_read": usage.cached_tokens},
+    )
+
+
+def to_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    """Log probabilities as OpenAI's chat API has them, as an entry of metadata; nothing if there are none."""
+    if not logprobs:
+        return {}
+    content = [_to_logprob(item) | {"top_logprobs": [_to_logprob(top) for top in item.top]} for item in logprobs]
+    return {"logprobs": {"content": content}}
+
+
+def to_response_metadata(
+    end: Chunk | Choice, *, request_id: str, timings: Timings | None, model_name: str
+) -> dict[str, Any]:
+    """What is told about an answer once, at its end: who gave it, why it ended, where the time went."""
+    metadata: dict[str, Any] = {
+        "model_name": model_name,
+        "model_provider": PROVIDER,
+        "finish_reason": end.finish_reason,
+        "request_id": request_id,
+    }
+    if end.stop_reason is not None:
+        metadata["stop_reason"] = end.stop_reason
+    if timings is not None:
+        metadata["timings"] = dataclasses.asdict(timings)
+    return metadata
+
+
+def to_chat_result(output: RequestOutput, *, model_name: str) -> ChatResult:
+    """Convert a whole answer, one generation for each choice."""
+    generations = []
+    for choice in output.choices:
+        metadata = to_response_metadata(
+            choice, request_id=output.request_id, timings=output.timings, model_name=model_name
+        )
+        metadata |= to_logprobs(choice.logprobs)
+        # LangChain adds up the usage of all generations, so the request's is on the first alone.
+        usage = to_usage_metadata(output.usage) if choice.index == 0 else None
+        message = AIMessage(content=choice.text, response_metadata=metadata, usage_metadata=usage)
+        generations.append(ChatGeneration(message=message, generation_info=dict(metadata)))
+    return ChatResult(generations=generations)
+
+
+def to_chat_chunks(chunk: Chunk, *, model_name: str, stream_usage: bool) -> Iterator[ChatGenerationChunk]:
+    """Convert a piece of a streamed answer: a chunk of text if there is any, then the end as a chunk of its own.
+
+    LangChain adds chunks up, scalars included, so everything but text, log probabilities and the provider's name comes
+    once, with the end. The end carries no text because LangChain's event stream loses what shares a chunk with
+    ``chunk_position``.
+    """
+    logprobs = to_logprobs(chunk.logprobs)
+    if chunk.text or logprobs:
+        message = AIMessageChunk(content=chunk.text, response_metadata={"model_provider": PROVIDER, **logprobs})
+        yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
+    if chunk.finish_reason is None:
+        return
+    metadata = to_response_metadata(chunk, request_id=chunk.request_id, timings=chunk.timings, model_name=model_name)
+    usage = to_usage_metadata(chunk.usage) if stream_usage and chunk.usage is not None else None
+    end = AIMessageChunk(content="", response_metadata=metadata, usage_metadata=usage, chunk_position="last")
+    yield ChatGenerationChunk(message=end, generation_info=dict(metadata))
+
+
+def _to_logprob(item: TokenLogprob) -> dict[str, Any]:
+    is_whole = "\N{REPLACEMENT CHARACTER}" not in item.token
+    return {
+        "token": item.token,
+        "logprob": item.logprob,
+        # OpenAI's word for a token without a text of its own is null.
+        "bytes": list(item.token.encode()) if is_whole else None,
+    }
