@@ -16,7 +16,7 @@ import pytest
 REPO = Path(__file__).parents[1]
 # Import package -> the folder that holds it.
 SOURCE_ROOTS = {"langchain_pagedllm": ".", "pagedllm": "engine", "pagedllm_kernels": "kernels"}
-METADATA = {"METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE"}
+METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,158 @@
+"""``pagedllm bench``: throughput and latency of the engine in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ..config import EngineConfig
+from .engines import open_engine
+from .options import with_engine_options
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Measure the engine in this process, without a server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+# Paragraph by paragraph, because the help's text is refilled.
+_FIGURES = """\
+What is measured: all prompts of a batch are sent at once. They are random, of equal length and without a shared prefix;
+the prefix cache is emptied before each batch. Output is greedy and of fixed length: the model's end tokens are ignored.
+Loading and warm-up do not count.
+
+prefill_tokens_per_second: prompt tokens by the time of batches that generate one token for each prompt.
+
+decode_tokens_per_second: tokens by time of the steps in which every sequence computes a single token, so that no
+prompt is being computed. The time of a step runs from the end of the one before.
+
+output_tokens_per_second: generated tokens by the time of whole batches, from the first prompt sent to the last token.
+
+ttft_ms: time to first token, from sending a prompt to its first token; it includes waiting for others of the batch.
+
+itl_ms: inter-token latency, from each token of an answer to the next, as a consumer sees them.
+
+latency_ms: time of a whole batch.
+
+p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl_ms) or all batches (latency_ms).
+"""
+
+# "reference": plain torch. The engine has no other kernels yet.
+_KERNELS = "reference"
+
+_SEED_HELP = "Of the random prompts."
+_JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
+_TRACE_HELP = "Write a line of JSON for each step: admitted, retired, preempted, tokens, KV use, and more."
+
+
+@app.command(epilog=_FIGURES)
+@with_engine_options
+def throughput(
+    config: EngineConfig,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens generated for each prompt.")] = 64,
+    num_prompts: Annotated[
+        str, typer.Option(help="Prompts, all sent at once. Several numbers (1,8,32) are measured one after the other.")
+    ] = "32",
+    seed: Annotated[int, typer.Option(min=0, help=_SEED_HELP)] = 0,
+    json_file: Annotated[typer.FileTextWrite | None, typer.Option("--json", lazy=False, help=_JSON_HELP)] = None,
+    trace: Annotated[typer.FileTextWrite | None, typer.Option(lazy=False, help=_TRACE_HELP)] = None,
+) -> None:
+    """How many tokens per second a batch of prompts gives.
+
+    Each size is warmed up with a batch of its own. With several sizes, a line of JSON is printed for each:
+    {"n": 8, "total_s": 3.1, "prefill_s": 1.4}, where prefill_s is from a batch that generates one token a prompt.
+    """
+    sizes = _parse_sizes(num_prompts)
+    plans = [{"num_prompts": size, "input_len": input_len, "output_len": output_len} for size in sizes]
+    results = _measure_all("throughput", config, plans, num_iters=1, num_iters_warmup=1, seed=seed, trace=trace)
+    if len(sizes) > 1:
+        for result in results:
+            line = {"n": result["num_prompts"], "total_s": result["duration_s"], "prefill_s": result["prefill_s"]}
+            typer.echo(json.dumps(line))
+    _write_json(json_file, results)
+
+
+@app.command(epilog=_FIGURES)
+@with_engine_options
+def latency(
+    config: EngineConfig,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens generated for each prompt.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in a batch, all sent at once.")] = 8,
+    num_iters: Annotated[int, typer.Option(min=1, help="Batches that count.")] = 10,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Batches before them; up to 8 tokens of output.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help=_SEED_HELP)] = 0,
+    json_file: Annotated[typer.FileTextWrite | None, typer.Option("--json", lazy=False, help=_JSON_HELP)] = None,
+    trace: Annotated[typer.FileTextWrite | None, typer.Option(lazy=False, help=_TRACE_HELP)] = None,
+) -> None:
+    """How long a batch of prompts takes, over several batches."""
+    plans = [{"num_prompts": batch_size, "input_len": input_len, "output_len": output_len}]
+    counts = {"num_iters": num_iters, "num_iters_warmup": num_iters_warmup}
+    (result,) = _measure_all("latency", config, plans, **counts, seed=seed, trace=trace)
+    spread = result["latency_ms"]
+    typer.echo("batch latency in ms: " + ", ".join(f"{name} {value:.1f}" for name, value in spread.items()))
+    _write_json(json_file, [result])
+
+
+def _measure_all(
+    scenario: str,
+    config: EngineConfig,
+    plans: Sequence[dict[str, int]],
+    *,
+    num_iters: int,
+    num_iters_warmup: int,
+    seed: int,
+    trace: typer.FileTextWrite | None,
+) -> list[dict[str, Any]]:
+    """Measure workload after workload on one engine; prints a table and writes the trace."""
+    # Lazy door: numpy and the engine's core, which --help need not wait for.
+    from ..bench import report, scenarios, workloads  # noqa: PLC0415
+    from ..bench.machine import describe_machine, versions  # noqa: PLC0415
+
+    recorder = scenarios.StepRecorder()
+    results = []
+    with open_engine(config, on_step=recorder.record) as engine:
+        surroundings = {
+            "kernels": _KERNELS,
+            "dtype": engine.model_info().dtype,
+            "num_threads": _num_threads(),
+            "engine_args": dataclasses.asdict(config),
+            "versions": versions(),
+            "machine": describe_machine(),
+        }
+        for plan in plans:
+            workload = workloads.Workload(**plan)
+            counts = {"num_iters": num_iters, "num_iters_warmup": num_iters_warmup}
+            measurement = scenarios.measure(engine, recorder, workload, **counts, seed=seed)
+            if trace is not None:
+                trace.writelines(json.dumps(line) + "\n" for line in report.trace_lines(measurement))
+            named = {"scenario": scenario, "model": config.model, "seed": seed}
+            results.append({**named, **report.figures(measurement), **surroundings})
+    typer.echo(report.table(results))
+    return results
+
+
+def _parse_sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r}: a positive number, or several with commas", param_hint="--num-prompts")
+    return [int(part) for part in parts]
+
+
+def _num_threads() -> int:
+    import torch  # noqa: PLC0415  lazy door: the engine has loaded it by now
+
+    return torch.get_num_threads()
+
+
+def _write_json(file: typer.FileTextWrite | None, results: list[dict[str, Any]]) -> None:
+    if file is not None:
+        json.dump(results if len(results) > 1 else results[0], file, indent=2)
+        file.write("\n")
