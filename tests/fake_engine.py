@@ -90,6 +90,7 @@ class FakeEngine:
             model=model,
             architecture="fake",
             dtype="float32",
+            kernels="none",
             vocab_size=_EOS + 1,
             max_model_len=max_model_len,
             eos_token_ids=(_EOS,),

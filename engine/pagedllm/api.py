@@ -243,12 +243,14 @@ class ModelInfo:
         model: The name or path that the engine was asked for.
         architecture: Such as ``"llama"``.
         max_model_len: Longest sequence, prompt and completion together, in tokens.
+        kernels: Which implementation of the operations serves, such as ``"cpu"`` or ``"reference"``.
         kv_bytes_per_token: Bytes of KV cache that one token takes, over all layers.
     """
 
     model: str
     architecture: str
     dtype: str
+    kernels: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]

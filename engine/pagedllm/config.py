@@ -16,6 +16,7 @@ __all__ = ["DEFAULT_MODEL", "EngineConfig"]
 DEFAULT_MODEL = "smollm2-135m"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu")
+_KERNELS = ("auto", "cpu", "reference")
 # What a chat template is told by the engine.
 _TEMPLATE_NAMES = frozenset(
     {
@@ -34,6 +35,8 @@ class EngineConfig:
             ``org/model[@revision][:file.gguf]``.
         dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the CPU computes with it, else float32.
         device: ``"auto"`` or ``"cpu"``.
+        kernels: ``"cpu"``, C++ compiled at first use; ``"reference"``, plain torch; ``"auto"``, what
+            ``PAGEDLLM_KERNELS`` says, else the first that runs here.
         max_model_len: Longest sequence, prompt and completion together, in tokens. None: the model's own limit,
             lowered (with a log line) to what the KV pool holds.
         max_num_seqs: Most sequences in one step.
@@ -53,6 +56,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -72,6 +76,8 @@ class EngineConfig:
             raise ConfigError.for_value("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
         if self.device not in _DEVICES:
             raise ConfigError.for_value("device", self.device, f"must be one of {', '.join(_DEVICES)}")
+        if self.kernels not in _KERNELS:
+            raise ConfigError.for_value("kernels", self.kernels, f"must be one of {', '.join(_KERNELS)}")
         for option in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(option, getattr(self, option))
         for option in ("max_model_len", "kv_cache_memory_bytes"):

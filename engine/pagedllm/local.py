@@ -31,9 +31,9 @@ from .control.sequence import Sequence
 from .core import EngineCore, StepRecord
 from .errors import ContextLengthError, EngineError, ForkedProcessError, InvalidRequestError, PagedLLMError
 from .files.description import read_generation_defaults
-from .files.locate import locate_model
+from .files.locate import ModelFiles, locate_model
 from .streams import AsyncChunks, Chunks
-from .text.tokenizer import load_tokenizer
+from .text.tokenizer import Tokenizer, load_tokenizer
 from .worker import Worker
 
 __all__ = ["LocalEngine"]
@@ -67,28 +67,8 @@ class LocalEngine:
             files, chat_template=config.chat_template, template_variables=dict(config.chat_template_kwargs)
         )
         self._defaults = read_generation_defaults(files)
-        runner = ModelRunner(config, files)
-        self._info = ModelInfo(
-            model=config.model,
-            architecture=runner.model_config.architecture,
-            dtype=str(runner.dtype).removeprefix("torch."),
-            vocab_size=runner.model_config.vocab_size,
-            max_model_len=runner.pool_size.max_model_len,
-            eos_token_ids=tuple(sorted(self._tokenizer.eos_token_ids)),
-            has_chat_template=self._tokenizer.chat_template is not None,
-            block_size=config.block_size,
-            num_blocks=runner.pool_size.num_blocks,
-            kv_bytes_per_token=runner.bytes_per_token,
-        )
-        manager = KVCacheManager(
-            num_blocks=runner.pool_size.num_blocks,
-            block_size=config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
-        scheduler = Scheduler(
-            manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
-        )
-        self._worker = Worker(EngineCore(scheduler, runner, Sampler(), self._tokenizer, on_step))
+        self._worker = Worker(functools.partial(_build_core, config, files, self._tokenizer, on_step))
+        self._info = self._worker.call(functools.partial(_describe, config)).result()
         # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
         self._stop_worker = weakref.finalize(self, _stop_in_same_process, self._worker, self._pid)
 
@@ -302,6 +282,41 @@ class LocalEngine:
             return len(manager.match_prefix(token_ids, request.hints.salt)) * manager.block_size
 
         return match
+
+
+def _build_core(
+    config: EngineConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    on_step: Callable[[StepRecord], None] | None,
+) -> EngineCore:
+    runner = ModelRunner(config, files)
+    manager = KVCacheManager(
+        num_blocks=runner.pool_size.num_blocks,
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+    )
+    return EngineCore(scheduler, runner, Sampler(), tokenizer, on_step)
+
+
+def _describe(config: EngineConfig, core: EngineCore) -> ModelInfo:
+    runner, tokenizer = core.model_runner, core.tokenizer
+    return ModelInfo(
+        model=config.model,
+        architecture=runner.model_config.architecture,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        kernels=runner.kernels.name,
+        vocab_size=runner.model_config.vocab_size,
+        max_model_len=runner.pool_size.max_model_len,
+        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        has_chat_template=tokenizer.chat_template is not None,
+        block_size=config.block_size,
+        num_blocks=runner.pool_size.num_blocks,
+        kv_bytes_per_token=runner.bytes_per_token,
+    )
 
 
 def _reset_prefix_cache(core: EngineCore) -> None:

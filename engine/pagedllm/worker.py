@@ -50,21 +50,32 @@ _Message = _Submit | _Abort | _Call | _Stop
 
 
 class Worker:
-    """Runs an EngineCore in a thread of its own.
+    """Builds and runs an EngineCore in a thread of its own.
+
+    The core is built there too, because OpenMP keeps a pool of threads for each thread that computes: a pool left by
+    loading in the caller's thread would make libgomp think that the CPUs are overcommitted, and let the pool that
+    decodes sleep between any two operations (measured: half the speed at batch 1).
 
     Nobody waits for ever: when the thread ends, for whatever reason, it first records why in ``failure`` and then
     fails every stream and call that it knows. A message that arrives later finds ``failure`` set, because its sender
     looks after leaving it.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, build: Callable[[], EngineCore]) -> None:
+        """Wait until the core is built; raises what ``build`` raises."""
         self.failure: EngineError | None = None
         # SimpleQueue.put is reentrant, so that the garbage collector may call abort() at any moment.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
-        self._core: EngineCore | None = core
-        self._thread = threading.Thread(target=self._run, name="pagedllm-worker", daemon=True)
+        self._core: EngineCore | None = None
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(build, started), name="pagedllm-worker", daemon=True)
         self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._inbox.put(_Stop())  # an interrupted caller leaves a thread that is still loading
+            raise
 
     @property
     def is_idle(self) -> bool:
@@ -97,10 +108,15 @@ class Worker:
         if threading.current_thread() is not self._thread:  # the garbage collector may call from anywhere
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, build: Callable[[], EngineCore], started: Future[None]) -> None:
         try:
-            core = self._core
-            assert core is not None
+            core = self._core = build()
+        except BaseException as error:
+            self.failure = EngineClosedError("the engine was not loaded")
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        try:
             while self._handle_messages(core):
                 for chunk in core.step():
                     self._deliver(chunk)

@@ -43,9 +43,6 @@ latency_ms: time of a whole batch.
 p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl_ms) or all batches (latency_ms).
 """
 
-# "reference": plain torch. The engine has no other kernels yet.
-_KERNELS = "reference"
-
 _SEED_HELP = "Of the random prompts."
 _JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
 _TRACE_HELP = "Write a line of JSON for each step: admitted, retired, preempted, tokens, KV use, and more."
@@ -120,7 +117,7 @@ def _measure_all(
     results = []
     with open_engine(config, on_step=recorder.record) as engine:
         surroundings = {
-            "kernels": _KERNELS,
+            "kernels": engine.model_info().kernels,
             "dtype": engine.model_info().dtype,
             "num_threads": _num_threads(),
             "engine_args": dataclasses.asdict(config),

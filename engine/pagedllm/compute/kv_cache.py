@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+import contextlib
+import math
+import mmap
+
 import torch
-from torch import Tensor
 
 from .models.config import ModelConfig
 
@@ -17,7 +19,11 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 class KVCache:
-    """Keys and values of all layers, in blocks.
+    """Keys and values of all layers, in blocks, in one stretch of memory.
+
+    The system provides its pages at first write: a pool is sized for the worst case, so most may never be needed. They
+    are large pages where the system has them, since attention jumps from block to block: with pages of 4 KiB nearly
+    each jump would cost a look-up in the page table.
 
     Attributes:
         keys: Per layer [num_blocks, block_size, num_kv_heads, head_dim].
@@ -25,16 +31,13 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a wish; a kernel without them says no
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        # Zeros, not garbage: attention multiplies what it does not see by 0, and NaN would survive that.
+        pool = torch.frombuffer(memory, dtype=dtype).view(shape)
         self.block_size = block_size
-        self.keys = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
-        self.values = [_untouched_zeros(shape, dtype) for _ in range(config.num_layers)]
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system provides at first write: numpy asks calloc, where torch would fill them.
-
-    A pool is sized for the worst case, so most of its pages may never be needed.
-    """
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        self.keys = [pool[layer, 0] for layer in range(config.num_layers)]
+        self.values = [pool[layer, 1] for layer in range(config.num_layers)]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pagedllm_kernels.interface import Kernels, KernelsUnavailableError
+from pagedllm_kernels.registry import KERNELS, select_kernels
+
 from ..config import EngineConfig
+from ..errors import ConfigError
 from ..files.locate import ModelFiles
 from .forward_batch import ForwardBatch
 from .kv_cache import KVCache, kv_bytes_per_token
@@ -47,6 +52,7 @@ class ModelRunner:
         self.kv_cache = KVCache(
             self.model_config, num_blocks=self.pool_size.num_blocks, block_size=config.block_size, dtype=self.dtype
         )
+        self.kernels = _select_kernels(config.kernels, self.dtype, self.model_config)
         self._decoder = self._load(files)
         logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
 
@@ -60,7 +66,24 @@ class ModelRunner:
         slots = weight_slots(self.model_config, weights)
         for name, tensor in iter_weights(files, self.model_config):
             slots[name].copy_(tensor)
-        return Decoder(self.model_config, weights, max_model_len=self.pool_size.max_model_len)
+        return Decoder(self.model_config, weights, self.kernels, max_model_len=self.pool_size.max_model_len)
+
+
+def _select_kernels(name: str, dtype: torch.dtype, config: ModelConfig) -> Kernels:
+    if name == "auto":
+        name = os.environ.get("PAGEDLLM_KERNELS") or "auto"
+    if name not in KERNELS:
+        raise ConfigError.for_value("PAGEDLLM_KERNELS", name, f"must be one of {', '.join(KERNELS)}")
+    try:
+        return select_kernels(
+            name,
+            dtype,
+            head_dim=config.head_dim,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+        )
+    except KernelsUnavailableError as error:
+        raise ConfigError(str(error)) from error
 
 
 def resolve_dtype(name: str) -> torch.dtype:

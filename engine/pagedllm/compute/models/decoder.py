@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from pagedllm_kernels.activation import gelu_tanh_mul, silu_mul, soft_cap
-from pagedllm_kernels.kv_store import kv_store
-from pagedllm_kernels.paged_attention import paged_attention
+from pagedllm_kernels.activation import soft_cap
+from pagedllm_kernels.interface import Kernels, Linear
 from pagedllm_kernels.rms_norm import rms_norm
-from pagedllm_kernels.rope import apply_rope, rope_table
+from pagedllm_kernels.rope import rope_table
 
 from ..forward_batch import ForwardBatch
 from ..kv_cache import KVCache
@@ -18,6 +18,23 @@ from .config import ModelConfig
 from .layers import DecoderWeights, LayerWeights
 
 __all__ = ["Decoder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """A layer as the forward pass uses it: products prepared by the kernels, and what a family may lack as None."""
+
+    input_norm: Tensor
+    qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    attention_output: Linear
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    post_mlp_norm: Tensor | None
+    window: int | None
 
 
 class Decoder:
@@ -28,76 +45,90 @@ class Decoder:
 
     Args:
         config: Its shape.
-        weights: Its weights; the dtype of computation is that of the embedding.
+        weights: Its weights; the dtype of computation is that of the embedding. Their layers are taken out one by one,
+            so that those which the kernels keep in another layout are never held twice.
+        kernels: Compute the operations.
         max_model_len: Longest sequence, in tokens.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, max_model_len: int) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, kernels: Kernels, *, max_model_len: int) -> None:
         self.config = config
-        self.weights = weights
+        self._kernels = kernels
         self._dtype = weights.embedding.dtype
-        self._gated_activation = gelu_tanh_mul if config.family.gelu else silu_mul
+        self._embedding = weights.embedding
+        self._layers = [_prepare(kernels, weights.layers.pop(0), window) for window in config.windows]
+        self._norm = weights.norm
+        # Logits of 16 to 32 are 0.125 apart in bfloat16: rounding them would make ties of what is none.
+        self._head = kernels.prepare_linear(weights.head, dtype=torch.float32)
         self._rope_table = _rope_table(config, weights, max_model_len)
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> Tensor:
         """Compute the batch's tokens and store their KV.
 
         Returns:
-            [num_sampled, vocab_size] float32 logits of the rows in ``batch.logits_indices``.
+            [num_logits, vocab_size] float32 logits of the rows in ``batch.logits_indices``.
         """
-        config, eps = self.config, self.config.rms_norm_eps
+        config, eps, kernels = self.config, self.config.rms_norm_eps, self._kernels
         # The residual stream is float32 whatever the weights are: 60 additions in bfloat16 would be the largest error
         # of all (measured on SmolLM2: twice the deviation of the logits), and it is small beside the weights.
-        hidden = self.weights.embedding[batch.input_ids].float()  # [num_tokens, hidden_size]
+        hidden = self._embedding[batch.input_ids].float()  # [num_tokens, hidden_size]
         if config.embedding_scale != 1:
             hidden = hidden * config.embedding_scale
-        caches = zip(kv_cache.keys, kv_cache.values, strict=True)
-        for layer, window, (key_cache, value_cache) in zip(self.weights.layers, config.windows, caches, strict=True):
-            normed = rms_norm(hidden, layer.input_norm, eps, dtype=self._dtype)
-            added = self._attention(layer, normed, batch, key_cache, value_cache, window)
+        added: Tensor | None = None
+        for layer, key_cache, value_cache in zip(self._layers, kv_cache.keys, kv_cache.values, strict=True):
+            normed = kernels.add_rms_norm(hidden, added, layer.input_norm, eps, self._dtype)
+            added = self._attention(layer, normed, batch, key_cache, value_cache)
             if layer.post_attention_norm is not None:
                 added = rms_norm(added, layer.post_attention_norm, eps)
-            hidden = hidden + added
-            normed = rms_norm(hidden, layer.mlp_norm, eps, dtype=self._dtype)
-            added = linear(self._gated_activation(linear(normed, layer.gate_up)), layer.down)
+            normed = kernels.add_rms_norm(hidden, added, layer.mlp_norm, eps, self._dtype)
+            added = layer.down(kernels.gated_activation(layer.gate_up(normed), gelu=config.family.gelu))
             if layer.post_mlp_norm is not None:
                 added = rms_norm(added, layer.post_mlp_norm, eps)
-            hidden = hidden + added
-        sampled = rms_norm(hidden[batch.logits_indices], self.weights.norm, eps, dtype=self._dtype)
-        logits = linear(sampled, self.weights.head).float()
+        assert added is not None
+        rows = batch.logits_indices
+        sampled = kernels.add_rms_norm(hidden[rows], added[rows], self._norm, eps, self._dtype)
+        logits = self._head(sampled)
         return logits if config.final_soft_cap is None else soft_cap(logits, config.final_soft_cap)
 
     def _attention(
-        self,
-        layer: LayerWeights,
-        hidden: Tensor,
-        batch: ForwardBatch,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        window: int | None,
+        self, layer: _Layer, hidden: Tensor, batch: ForwardBatch, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         config = self.config
-        # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qkv = linear(hidden, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
-        query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        qkv = layer.qkv(hidden)  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = rms_norm(query, layer.query_norm, config.rms_norm_eps, dtype=self._dtype)
-            key = rms_norm(key, layer.key_norm, config.rms_norm_eps, dtype=self._dtype)
-        query = apply_rope(query, batch.positions, self._rope_table)
-        key = apply_rope(key, batch.positions, self._rope_table)
-        kv_store(key, value, key_cache, value_cache, batch.slot_mapping)
-        attended = paged_attention(
-            query,
+            heads = qkv.unflatten(-1, (-1, config.head_dim))
+            queries, keys, _ = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+            queries.copy_(rms_norm(queries, layer.query_norm, config.rms_norm_eps, dtype=self._dtype))
+            keys.copy_(rms_norm(keys, layer.key_norm, config.rms_norm_eps, dtype=self._dtype))
+        self._kernels.rope_store(qkv, batch.positions, self._rope_table, key_cache, value_cache, batch.slot_mapping)
+        attended = self._kernels.paged_attention(
+            qkv,
             key_cache,
             value_cache,
             batch.block_tables,
             batch.cu_seqlens_q,
             batch.seq_lens,
             config.attention_scale,
-            window=window,
+            window=layer.window,
             soft_cap=config.attention_soft_cap,
         )
-        return linear(attended.flatten(1), layer.attention_output)
+        return layer.attention_output(attended)
+
+
+def _prepare(kernels: Kernels, weights: LayerWeights, window: int | None) -> _Layer:
+    return _Layer(
+        input_norm=weights.input_norm,
+        qkv=kernels.prepare_linear(weights.qkv, weights.qkv_bias),
+        query_norm=weights.query_norm,
+        key_norm=weights.key_norm,
+        attention_output=kernels.prepare_linear(weights.attention_output),
+        post_attention_norm=weights.post_attention_norm,
+        mlp_norm=weights.mlp_norm,
+        gate_up=kernels.prepare_linear(weights.gate_up),
+        down=kernels.prepare_linear(weights.down),
+        post_mlp_norm=weights.post_mlp_norm,
+        window=window,
+    )
 
 
 def _rope_table(config: ModelConfig, weights: DecoderWeights, max_model_len: int) -> Tensor:

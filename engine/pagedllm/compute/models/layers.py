@@ -53,13 +53,14 @@ class DecoderWeights:
 
     Attributes:
         embedding: [vocab_size, hidden_size]; its dtype is that of the computation.
+        layers: From the first to the last; the decoder takes them out one by one.
         norm: [hidden_size] float32, after the last layer.
         head: [vocab_size, hidden_size]; the embedding itself when they are tied.
         rope_freqs: [head_dim / 2] float32, divides the rotary frequencies; ones unless the file has its own.
     """
 
     embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: list[LayerWeights]
     norm: Tensor
     head: Tensor
     rope_freqs: Tensor
@@ -70,7 +71,7 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_allocate_layer(config, dtype) for _ in range(config.num_layers)),
+        layers=[_allocate_layer(config, dtype) for _ in range(config.num_layers)],
         norm=torch.empty(config.hidden_size),
         head=embedding if config.tie_word_embeddings else torch.empty_like(embedding),
         rope_freqs=torch.ones(config.head_dim // 2),

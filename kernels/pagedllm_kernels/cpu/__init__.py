@@ -1,0 +1,1 @@
+"""The C++ kernels for CPUs, compiled at first use."""

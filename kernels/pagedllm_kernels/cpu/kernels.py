@@ -1,0 +1,115 @@
+"""The operations on a CPU, in C++."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ..interface import Linear
+from .build import detect_isa, load_library
+
+__all__ = ["CPUKernels"]
+
+_GEMV_ROWS = 4
+_MULTIPLE = 16
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CPUKernels:
+    """Implements ``Kernels``.
+
+    Raises:
+        KernelsUnavailableError: They cannot be compiled or loaded here.
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        load_library(detect_isa())
+
+    @staticmethod
+    def refusal(dtype: torch.dtype, *, head_dim: int, hidden_size: int, intermediate_size: int) -> str | None:
+        """Why these kernels cannot run a model of that dtype and shape; None if they can."""
+        if dtype not in _DTYPES:
+            return f"dtype {dtype} is not one of float32 and bfloat16"
+        sizes = {"head_dim": head_dim, "hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        odd = [f"{name}={size}" for name, size in sizes.items() if size % _MULTIPLE]
+        return f"{odd[0]} is not a multiple of {_MULTIPLE}" if odd else None
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Linear:
+        is_packed = (
+            weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and torch.ops.pagedllm_cpu.has_packed_linear()
+        )
+        kind = _PackedLinear if is_packed else _PlainLinear
+        return kind(weight, bias, dtype or weight.dtype)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        normed: Tensor = torch.ops.pagedllm_cpu.add_rms_norm(x, delta, weight, eps, dtype)
+        return normed
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        torch.ops.pagedllm_cpu.rope_store(qkv, positions, table, key_cache, value_cache, slot_mapping)
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        tables = (block_tables, cu_seqlens_q, seq_lens)
+        attended: Tensor = torch.ops.pagedllm_cpu.paged_attention(
+            qkv, key_cache, value_cache, *tables, scale, window or 0, soft_cap or 0.0
+        )
+        return attended
+
+    def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        activated: Tensor = torch.ops.pagedllm_cpu.gated_activation(gate_up, gelu)
+        return activated
+
+
+class _PackedLinear:
+    """A bfloat16 product in our own layout, where the CPU multiplies bfloat16.
+
+    The layout takes the place of the weight: unless someone else needs that, as the embedding does, there is one copy.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._packed: Tensor = torch.ops.pagedllm_cpu.pack_linear(weight)
+        self._bias = None if bias is None else bias.float()
+        self._num_out = weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.pagedllm_cpu.packed_linear(x, self._packed, self._bias, self._num_out, self._dtype)
+        return product
+
+
+class _PlainLinear:
+    """Everything else: few rows by our own product, more by torch's."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > _GEMV_ROWS:
+            return linear(x, self._weight, self._bias).to(self._dtype)
+        product: Tensor = torch.ops.pagedllm_cpu.gemv(x, self._weight)
+        return (product if self._bias is None else product + self._bias).to(self._dtype)

@@ -1,0 +1,96 @@
+// Sixteen floats at a time, as a type of the compiler's own: GCC and Clang turn it into AVX-512, AVX2, NEON or plain
+// code, whatever the flags allow, so that every kernel is written once.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace pagedllm {
+
+constexpr int kLanes = 16;
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+inline f32x16 splat(float x) { return f32x16{} + x; }
+
+inline f32x16 load(const float* p) {
+  f32x16 v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline f32x16 load(const bf16* p) {
+  u16x16 half;
+  std::memcpy(&half, p, sizeof half);
+  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+inline void store(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
+// Rounds to nearest even, as torch does; NaN stays NaN because its quiet bit survives the addition or is set.
+inline void store(bf16* p, f32x16 v) {
+#if defined(__AVX512BF16__)
+  __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+  std::memcpy(p, &half, sizeof half);
+#else
+  u32x16 bits = (u32x16)v;
+  u32x16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  u32x16 is_nan = (u32x16)(v != v);
+  rounded = (rounded & ~is_nan) | (((bits >> 16) | 0x40) & is_nan);
+  u16x16 half = __builtin_convertvector(rounded, u16x16);
+  std::memcpy(p, &half, sizeof half);
+#endif
+}
+inline void store_one(float* p, float x) { *p = x; }
+inline void store_one(bf16* p, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  p->bits = x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float sum(f32x16 v) {
+  float total = 0;
+  f32x16 w = v + __builtin_shuffle(v, i32x16{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  for (int i = 0; i < 8; i++) total += w[i];
+  return total;
+}
+
+// e^x by 2^n * p(r) with |r| <= ln 2 / 2; relative error below 2e-7. Below -87 the result is 0 (a masked score).
+inline f32x16 exp(f32x16 x) {
+  const f32x16 lowest = splat(-87.0f);
+  i32x16 underflow = x < lowest;
+  x = underflow ? lowest : x;
+  x = x > 88.0f ? splat(88.0f) : x;
+  f32x16 scaled = x * 1.44269504088896341f;
+  f32x16 shifted = scaled + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  f32x16 n = shifted - 12582912.0f;
+  f32x16 r = x - n * 0.693145751953125f - n * 1.42860682030941723e-6f;
+  f32x16 p = splat(1.0f / 5040);
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  i32x16 exponent = __builtin_convertvector(n, i32x16);
+  f32x16 result = (f32x16)((i32x16)p + (exponent << 23));
+  return underflow ? f32x16{} : result;
+}
+
+}  // namespace pagedllm

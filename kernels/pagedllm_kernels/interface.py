@@ -1,0 +1,97 @@
+"""The operations of a decoder layer, as every implementation offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Kernels", "KernelsUnavailableError", "Linear"]
+
+Linear = Callable[[Tensor], Tensor]
+"""``[num_rows, in] -> [num_rows, out]``."""
+
+
+class KernelsUnavailableError(Exception):
+    """Kernels that were asked for cannot run here; says why and what to install."""
+
+
+class Kernels(Protocol):
+    """One implementation. Sizes are those of the model; ``qkv`` has queries, keys and values side by side.
+
+    All tensors are on one device. Dtypes are float32 or that of the weights, called the dtype below.
+    """
+
+    @property
+    def name(self) -> str:
+        """What ``EngineConfig.kernels`` calls it."""
+        ...
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Linear:
+        """A function that multiplies by ``weight`` [out, in] and adds ``bias`` [out]; may keep a copy of its own.
+
+        Its result is of ``dtype``; None: that of ``weight``.
+        """
+        ...
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        """Add ``delta`` to ``x`` in place, if there is one, and return the RMS norm of ``x``.
+
+        Args:
+            x: [num_rows, hidden_size] float32, the residual stream; changed.
+            delta: As ``x``, of the dtype.
+            weight: [hidden_size] float32.
+            eps: Added to the mean square.
+            dtype: Of the result.
+
+        Returns:
+            [num_rows, hidden_size].
+        """
+        ...
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Rotate queries and keys in place, and store keys and values in their slots.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; changed.
+            positions: [num_tokens] int64.
+            table: [num_positions, head_dim] float32, of ``rope_table``.
+            key_cache: [num_blocks, block_size, num_kv_heads, head_dim]; changed.
+            value_cache: Likewise.
+            slot_mapping: [num_tokens] int64, no slot twice.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Attention of the queries in ``qkv``, as the module ``paged_attention`` defines it.
+
+        Returns:
+            [num_tokens, num_heads * head_dim].
+        """
+        ...
+
+    def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        """``silu(gate) * up``, or with GELU by tanh; [num_tokens, 2 * size] -> [num_tokens, size]."""
+        ...
