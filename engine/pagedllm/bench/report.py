@@ -14,7 +14,7 @@ from .scenarios import BatchRun, Measurement
 
 __all__ = ["decode_rate", "figures", "spread", "table", "trace_lines"]
 
-_ROUND = 3
+_ROUND = 6
 _HEAD = (
     *("prompts", "in", "out", "prefill tok/s", "decode tok/s", "output tok/s"),
     *("TTFT p50 ms", "ITL p50 ms", "ITL p99 ms", "time s"),
