@@ -97,7 +97,7 @@ void multiply_rows_of_panel(const PanelArgs<O>& a, int64_t begin, int64_t end) {
 constexpr int kMaxGemvRows = 4;
 
 template <typename T, int M>
-void gemv_rows(const T* x, const T* weight, T* out, int64_t depth, int64_t num_out, int64_t n0, int64_t n1) {
+void gemv_rows(const T* x, const T* weight, float* out, int64_t depth, int64_t num_out, int64_t n0, int64_t n1) {
   for (int64_t n = n0; n < n1; n++) {
     const T* line = weight + n * depth;
     // Two sums per row, so that one multiplication need not wait for the one before it.
@@ -111,7 +111,7 @@ void gemv_rows(const T* x, const T* weight, T* out, int64_t depth, int64_t num_o
     for (int m = 0; m < M; m++) {
       float total = sum(sums[m][0] + sums[m][1]);
       for (int64_t j = k; j < depth; j++) total += to_float(line[j]) * to_float(x[m * depth + j]);
-      store_one(out + m * num_out + n, total);
+      out[m * num_out + n] = total;
     }
   }
 }

@@ -252,18 +252,18 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
 #endif
 }
 
-// x [up to 4 rows, depth] times weight [num_out, depth].
+// x [up to 4 rows, depth] times weight [num_out, depth], in float32 so that whoever adds a bias rounds once.
 Tensor gemv(const Tensor& x, const Tensor& weight) {
   int64_t rows = x.size(0), depth = x.size(1), num_out = weight.size(0);
   TORCH_CHECK(x.dim() == 2 && rows <= kMaxGemvRows && x.is_contiguous() && weight.is_contiguous());
   TORCH_CHECK(weight.dim() == 2 && weight.size(1) == depth && weight.scalar_type() == x.scalar_type());
-  Tensor out = at::empty({rows, num_out}, x.options());
+  Tensor out = at::empty({rows, num_out}, x.options().dtype(at::kFloat));
   if (rows == 0) return out;  // a step in which no sequence reaches its end
   by_type(x, [&](auto t) {
     using T = decltype(t);
     auto run = rows == 4 ? gemv_rows<T, 4> : rows == 3 ? gemv_rows<T, 3> : rows == 2 ? gemv_rows<T, 2> : gemv_rows<T, 1>;
     at::parallel_for(0, num_out, std::max<int64_t>(1, 32768 / depth), [&](int64_t begin, int64_t end) {
-      run(data<T>(x), data<T>(weight), data<T>(out), depth, num_out, begin, end);
+      run(data<T>(x), data<T>(weight), data<float>(out), depth, num_out, begin, end);
     });
   });
   return out;
