@@ -13,6 +13,9 @@
     └── UnsupportedModelError           UnsupportedModelError      ModelError
     MissingDependencyError              MissingDependencyError     ModelError
     EngineError                         EngineError                ModelAPIError (retryable)
+    ├── OverloadedError                 OverloadedError            ModelAPIError (retryable)
+    │   ├── QueueFullError              QueueFullError             ModelAPIError (retryable)
+    │   └── QueueTimeoutError           QueueTimeoutError          ModelAPIError (retryable)
     ├── EngineClosedError               EngineClosedError          ModelAPIError (retryable)
     ├── EngineDeadError                 EngineDeadError            ModelAPIError (retryable)
     └── ForkedProcessError              ForkedProcessError         ModelAPIError, not retryable
@@ -40,6 +43,9 @@ __all__ = [
     "ModelFileError",
     "ModelLoadError",
     "ModelNotFoundError",
+    "OverloadedError",
+    "QueueFullError",
+    "QueueTimeoutError",
     "RequestTimeoutError",
     "UnsupportedModelError",
     "as_langchain_error",
@@ -83,6 +89,18 @@ class EngineError(engine.EngineError, core.ModelAPIError):
     """The engine cannot serve. Retryable: the next call finds or starts a living engine."""
 
 
+class OverloadedError(EngineError, engine.OverloadedError):
+    """The engine is too busy now; the same request may succeed later."""
+
+
+class QueueFullError(OverloadedError, engine.QueueFullError):
+    """As many requests as may wait are waiting already."""
+
+
+class QueueTimeoutError(OverloadedError, engine.QueueTimeoutError):
+    """The request waited as long as it may."""
+
+
 class EngineClosedError(EngineError, engine.EngineClosedError):
     """The engine was closed."""
 
@@ -117,6 +135,9 @@ _CLASSES: dict[type[engine.PagedLLMError], type[engine.PagedLLMError]] = {
     engine.UnsupportedModelError: UnsupportedModelError,
     engine.MissingDependencyError: MissingDependencyError,
     engine.EngineError: EngineError,
+    engine.OverloadedError: OverloadedError,
+    engine.QueueFullError: QueueFullError,
+    engine.QueueTimeoutError: QueueTimeoutError,
     engine.EngineClosedError: EngineClosedError,
     engine.EngineDeadError: EngineDeadError,
     engine.ForkedProcessError: ForkedProcessError,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from fake_text import EOS, scripted_answer
 
 from pagedllm.api import (
     Choice,
@@ -18,7 +19,6 @@ from pagedllm.api import (
     Health,
     ModelInfo,
     RequestOutput,
-    SamplingParams,
     Timings,
     Usage,
 )
@@ -32,10 +32,6 @@ from pagedllm.errors import (
 )
 
 __all__ = ["FakeEngine"]
-
-# Every character is a token, so that no token is part of one.
-_EOS = 0x110000
-_WORDS = ("paged", "cache", "block", "prefix", "token", "queue", "größe", "你好", "😀", "step", "worker", "stream")
 
 
 @dataclass
@@ -91,9 +87,9 @@ class FakeEngine:
             architecture="fake",
             dtype="float32",
             kernels="none",
-            vocab_size=_EOS + 1,
+            vocab_size=EOS + 1,
             max_model_len=max_model_len,
-            eos_token_ids=(_EOS,),
+            eos_token_ids=(EOS,),
             has_chat_template=True,
             block_size=block_size,
             num_blocks=1 << 16,
@@ -162,7 +158,7 @@ class FakeEngine:
         return [ord(char) for char in text]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(token_id) for token_id in token_ids if token_id != _EOS)
+        return "".join(chr(token_id) for token_id in token_ids if token_id != EOS)
 
     def count_tokens(self, request: GenerateRequest) -> int:
         return len(self._encode(request))
@@ -203,6 +199,16 @@ class FakeEngine:
 
     async def amatch_prefix(self, request: GenerateRequest) -> int:
         return self.match_prefix(request)
+
+    def warm(self, request: GenerateRequest) -> RequestOutput:
+        run = self._start(request)
+        with self._lock:
+            run.pieces, run.token_ids = [], ()
+            run.finish_reason, run.stop_reason = "length", None
+            return _assemble([self._step(run)])
+
+    async def awarm(self, request: GenerateRequest) -> RequestOutput:
+        return self.warm(request)
 
     def reset_prefix_cache(self) -> None:
         self._check_usable()
@@ -246,7 +252,9 @@ class FakeEngine:
             cached_tokens = self._match(request.hints.salt, prompt_ids)
             self._prefix_queries += len(prompt_ids)
             self._prefix_hits += cached_tokens
-            text, token_ids, finish_reason, stop_reason = self._answer(request.sampling, prompt_ids)
+            text, token_ids, finish_reason, stop_reason = scripted_answer(
+                request.sampling, prompt_ids, self._info.max_model_len
+            )
             pieces = [text[at : at + self.chunk_size] for at in range(0, len(text), self.chunk_size)]
             run = _Run(request, prompt_ids, pieces, token_ids, finish_reason, stop_reason, cached_tokens)
             self._running[request.request_id] = run
@@ -264,7 +272,7 @@ class FakeEngine:
             raise ContextLengthError(
                 f"prompt and max_tokens make {total}, max_model_len is {limit}", param="max_tokens"
             )
-        if any(token_id > _EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
+        if any(token_id > EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
             raise InvalidRequestError("a token id is outside the vocabulary", param="prompt")
         if request.request_id in self._running:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in flight already", param="request_id")
@@ -280,29 +288,6 @@ class FakeEngine:
             return tuple(self.tokenize(request.prompt))
         turns = [f"<{message.role}>{message.content}\n" for message in request.messages or ()]
         return tuple(self.tokenize("".join([*turns, "<assistant>"])))
-
-    def _answer(
-        self, params: SamplingParams, prompt_ids: tuple[int, ...]
-    ) -> tuple[str, tuple[int, ...], FinishReason, str | int | None]:
-        """Text, tokens through the one that ended it, and why it ended."""
-        greedy = params.temperature is not None and params.temperature < 1e-5
-        source = repr((prompt_ids, None if greedy else (params.temperature, params.top_p, params.top_k, params.seed)))
-        room = self._info.max_model_len - len(prompt_ids)
-        max_tokens = room if params.max_tokens is None else params.max_tokens
-        num_natural = max_tokens if params.ignore_eos else 40 + hashlib.sha256(source.encode()).digest()[0] % 40
-        text = ""
-        for char in _endless_words(source):
-            if len(text) == min(num_natural, max_tokens):
-                break
-            text += char
-            if ord(char) in params.stop_token_ids:
-                return text[:-1], tuple(map(ord, text)), "stop", ord(char)
-            for stop in params.stop:
-                if text.endswith(stop):
-                    return text[: -len(stop)], tuple(map(ord, text)), "stop", stop
-        if len(text) == max_tokens:
-            return text, tuple(map(ord, text)), "length", None
-        return text, (*map(ord, text), _EOS), "stop", None
 
     def _step_all(self, runs: Sequence[_Run | PagedLLMError], collected: dict[int, list[Chunk]]) -> None:
         for index, run in enumerate(runs):
@@ -372,13 +357,6 @@ class FakeEngine:
     def _check_usable(self) -> None:
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure.__cause__
-
-
-def _endless_words(source: str) -> Iterator[str]:
-    state = source.encode()
-    while True:
-        state = hashlib.sha256(state).digest()
-        yield from _WORDS[state[0] % len(_WORDS)] + " "
 
 
 def _assemble(chunks: Sequence[Chunk]) -> RequestOutput:

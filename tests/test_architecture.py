@@ -1,4 +1,4 @@
-"""Who may import whom, and how big things may get. The tables are the law; the checkers below them read the tree.
+"""Who may import whom, and how big things may get. The tables in architecture_rules are the law.
 
 Checkers are pure functions over source text, so that each is shown to fail on a bad example as well as to pass here.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from architecture_rules import ARROWS, COMPUTED_IMPORTS, LAZY_DOORS, THIRD_PARTY
 
 REPO = Path(__file__).parents[1]
 PACKAGES = {
@@ -23,75 +24,6 @@ PACKAGES = {
     "pagedllm": REPO / "engine" / "pagedllm",
     "pagedllm_kernels": REPO / "kernels" / "pagedllm_kernels",
 }
-CONTRACT = ("pagedllm.api", "pagedllm.config", "pagedllm.errors")
-
-# Room -> what of this project it may import, besides itself. The arrows only point down: no line names one above it.
-# A room is a module or a package with all below it, except "pagedllm", which stands for its __init__.py alone.
-# A line may name a single class where the rest of a module is out of bounds.
-ARROWS: dict[str, tuple[str, ...]] = {
-    "pagedllm.errors": (),
-    "pagedllm.config": ("pagedllm.errors",),
-    "pagedllm.message": ("pagedllm.errors",),
-    "pagedllm.sampling_params": ("pagedllm.errors",),
-    "pagedllm.api": ("pagedllm.errors", "pagedllm.message", "pagedllm.sampling_params"),
-    "pagedllm.logs": ("pagedllm.errors",),
-    "pagedllm": (*CONTRACT, "pagedllm.logs"),
-    "pagedllm_kernels": (),
-    "pagedllm.files": ("pagedllm.errors",),
-    "pagedllm.control": CONTRACT,
-    "pagedllm.text": (*CONTRACT, "pagedllm.files"),
-    "pagedllm.compute": (
-        *CONTRACT,
-        "pagedllm.files",
-        "pagedllm_kernels",
-        # Control's data, never its policy.
-        "pagedllm.control.sequence.Sequence",
-        "pagedllm.control.scheduler.ScheduledSequence",
-    ),
-    "pagedllm.core": (*CONTRACT, "pagedllm.control", "pagedllm.compute", "pagedllm.text"),
-    "pagedllm.streams": ("pagedllm.api", "pagedllm.errors"),
-    "pagedllm.worker": (
-        "pagedllm.api",
-        "pagedllm.errors",
-        "pagedllm.control.sequence",
-        "pagedllm.core",
-        "pagedllm.streams",
-    ),
-    # Builds an engine from its parts.
-    "pagedllm.local": (
-        *(*CONTRACT, "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
-        *("pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
-    ),
-    "pagedllm.registry": CONTRACT,
-    # Any engine will do; of the core only what it tells about its steps.
-    "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
-    "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
-    "langchain_pagedllm": CONTRACT,
-}
-
-# Room -> what it may import from other distributions: nothing where there is no line. The standard library is free.
-THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "pagedllm_kernels": ("torch",),
-    "pagedllm_kernels.triton": ("torch", "triton"),
-    "pagedllm.files": ("numpy",),
-    "pagedllm.files.hub": ("huggingface_hub",),
-    "pagedllm.text": ("jinja2", "numpy", "tokenizers", "transformers"),
-    "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
-    "pagedllm.core": ("torch",),
-    "pagedllm.bench": ("numpy",),
-    "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
-    "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
-}
-
-# The only imports inside functions: what they name is heavy or optional, and not every process needs it.
-LAZY_DOORS: dict[str, tuple[str, ...]] = {
-    "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
-    "pagedllm": ("pagedllm.registry",),
-    "pagedllm.files.hub": ("huggingface_hub",),
-    "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
-    "pagedllm.cli": ("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local", "torch"),
-}
-COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use
 
 Where = Literal["module", "type checking", "function"]
 

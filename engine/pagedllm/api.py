@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from .errors import InvalidRequestError, PagedLLMError
-from .message import Message
+from .hints import CacheHints, HintOutcome, Retain
+from .message import Message, ToolCall
 from .sampling_params import SamplingParams, as_tuple
 
 __all__ = [
@@ -25,38 +26,19 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Health",
+    "HintOutcome",
     "Message",
     "ModelInfo",
     "RequestOutput",
+    "Retain",
     "SamplingParams",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
     "Usage",
 ]
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheHints:
-    """Wishes about KV reuse. They change when a request is computed, never which tokens it gets.
-
-    Args:
-        salt: Requests share cached prefixes only with requests of the same salt; None is a salt of its own.
-    """
-
-    salt: str | None = None
-
-    def __post_init__(self) -> None:
-        # vLLM's rule for the same field, so that a salt accepted here is accepted there.
-        if self.salt is not None and (
-            not isinstance(self.salt, str)
-            or not 0 < len(self.salt) <= 128
-            or any(char in "@/\\\0" for char in self.salt)
-        ):
-            raise InvalidRequestError.for_value(
-                "cache_salt", self.salt, "must be 1 to 128 characters without '@', '/', '\\' and NUL"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +118,13 @@ class Usage:
         prompt_tokens: Tokens of the prompt, special tokens included; counted once for any number of choices.
         completion_tokens: Tokens generated over all choices, through those that ended the texts.
         cached_tokens: Prompt tokens whose KV was found in the prefix cache.
+        cache_creation_tokens: Prompt tokens whose KV this request added to the prefix cache.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cache_creation_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -193,6 +177,7 @@ class Chunk:
         stop_reason: The stop string or token id that ended the text, if one did.
         usage: Of the whole request; on its last chunk.
         timings: Likewise.
+        hints: What became of the request's hints; on its last chunk.
     """
 
     request_id: str
@@ -205,6 +190,7 @@ class Chunk:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    hints: tuple[HintOutcome, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +214,7 @@ class RequestOutput:
     usage: Usage
     timings: Timings
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    hints: tuple[HintOutcome, ...] = ()
 
     @property
     def text(self) -> str:
@@ -341,6 +328,8 @@ class Engine(Protocol):
     async def astats(self) -> EngineStats: ...
     def match_prefix(self, request: GenerateRequest) -> int: ...
     async def amatch_prefix(self, request: GenerateRequest) -> int: ...
+    def warm(self, request: GenerateRequest) -> RequestOutput: ...
+    async def awarm(self, request: GenerateRequest) -> RequestOutput: ...
     def reset_prefix_cache(self) -> None: ...
     async def areset_prefix_cache(self) -> None: ...
     def close(self) -> None: ...

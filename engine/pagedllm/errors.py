@@ -12,6 +12,9 @@
     │   └── UnsupportedModelError            architecture, quantisation or tokenizer that we do not implement
     ├── MissingDependencyError (ImportError) an optional package is needed: says which extra to install
     └── EngineError                          the engine itself, not the request
+        ├── OverloadedError                  too busy now; the same request may succeed later
+        │   ├── QueueFullError               max_num_queued_reqs are waiting already
+        │   └── QueueTimeoutError            it waited longer than queue_timeout_s
         ├── EngineClosedError                used after close()
         ├── EngineDeadError                  its worker died; __cause__ is the reason
         └── ForkedProcessError               used in a child process after fork()
@@ -33,7 +36,10 @@ __all__ = [
     "ModelFileError",
     "ModelLoadError",
     "ModelNotFoundError",
+    "OverloadedError",
     "PagedLLMError",
+    "QueueFullError",
+    "QueueTimeoutError",
     "UnsupportedModelError",
 ]
 
@@ -98,6 +104,18 @@ class MissingDependencyError(PagedLLMError, ImportError):
 
 class EngineError(PagedLLMError):
     """The engine cannot serve, whatever the request."""
+
+
+class OverloadedError(EngineError):
+    """The engine is too busy now; the same request may succeed later."""
+
+
+class QueueFullError(OverloadedError):
+    """As many requests as may wait are waiting already."""
+
+
+class QueueTimeoutError(OverloadedError):
+    """The request waited as long as it may without being computed."""
 
 
 class EngineClosedError(EngineError):

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import os
-import secrets
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as List
@@ -20,7 +19,6 @@ from .api import (
     Health,
     ModelInfo,
     RequestOutput,
-    SamplingParams,
 )
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
@@ -29,9 +27,10 @@ from .control.kv_cache_manager import KVCacheManager
 from .control.scheduler import Scheduler
 from .control.sequence import Sequence
 from .core import EngineCore, StepRecord
-from .errors import ContextLengthError, EngineError, ForkedProcessError, InvalidRequestError, PagedLLMError
+from .errors import EngineError, ForkedProcessError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import ModelFiles, locate_model
+from .intake import Intake
 from .streams import AsyncChunks, Chunks, OutputStream
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .worker import Worker
@@ -39,7 +38,6 @@ from .worker import Worker
 __all__ = ["LocalEngine"]
 
 _Stream = TypeVar("_Stream")
-_Value = TypeVar("_Value")
 
 
 class LocalEngine:
@@ -66,9 +64,10 @@ class LocalEngine:
         self._tokenizer = load_tokenizer(
             files, chat_template=config.chat_template, template_variables=dict(config.chat_template_kwargs)
         )
-        self._defaults = read_generation_defaults(files)
+        defaults = read_generation_defaults(files)
         self._worker = Worker(functools.partial(_build_core, config, files, self._tokenizer, on_step))
         self._info = self._worker.call(functools.partial(_describe, config)).result()
+        self._intake = Intake(self._tokenizer, self._info, defaults)
         # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
         self._stop_worker = weakref.finalize(self, _stop_in_same_process, self._worker, self._pid)
 
@@ -125,7 +124,7 @@ class LocalEngine:
 
     def count_tokens(self, request: GenerateRequest) -> int:
         """Tokens of the request's prompt, or of its chat as the template renders it."""
-        return len(self._encode_prompt(request))
+        return len(self._intake.encode_prompt(request))
 
     def model_info(self) -> ModelInfo:
         return self._info
@@ -155,6 +154,15 @@ class LocalEngine:
     async def amatch_prefix(self, request: GenerateRequest) -> int:
         self._check_usable()
         return await asyncio.wrap_future(self._worker.call(self._prefix_matcher(request)))
+
+    def warm(self, request: GenerateRequest) -> RequestOutput:
+        """Compute and cache the request's prompt and generate nothing."""
+        (output,) = self.generate([_warming(request)])
+        return _or_raise(output)
+
+    async def awarm(self, request: GenerateRequest) -> RequestOutput:
+        (output,) = await self.agenerate([_warming(request)])
+        return _or_raise(output)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on and share nothing new."""
@@ -192,83 +200,8 @@ class LocalEngine:
             return error
 
     def _make_sequences(self, request: GenerateRequest) -> list[Sequence]:
-        """One sequence for each choice."""
         self._check_usable()
-        token_ids = self._encode_prompt(request)
-        params = self._fill_in(request.sampling, len(token_ids))
-        assert params.max_tokens is not None
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        sequences: list[Sequence] = []
-        for index in range(params.n):
-            sequences.append(
-                Sequence(
-                    request_id=request.request_id,
-                    token_ids=list(token_ids),
-                    num_prompt_tokens=len(token_ids),
-                    max_tokens=params.max_tokens,
-                    sampling=params,
-                    seed=seed,
-                    eos_token_ids=self._tokenizer.eos_token_ids,
-                    salt=request.hints.salt,
-                    index=index,
-                    leader=sequences[0] if sequences else None,
-                )
-            )
-        return sequences
-
-    def _encode_prompt(self, request: GenerateRequest) -> list[int]:
-        if request.messages is not None:
-            return self._tokenizer.encode_chat(
-                request.messages,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                parse_special_tokens=bool(request.parse_special_tokens),
-            )
-        assert request.prompt is not None
-        if not isinstance(request.prompt, str):
-            self._check_token_ids("prompt", request.prompt)
-            return list(request.prompt)
-        parse_special_tokens = request.parse_special_tokens is not False
-        token_ids = self._tokenizer.encode(request.prompt, parse_special_tokens=parse_special_tokens)
-        if not token_ids:
-            raise InvalidRequestError.for_value("prompt", request.prompt, "has no tokens to go on from")
-        return token_ids
-
-    def _fill_in(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """The parameters with defaults of the model, after checking them against its limits."""
-        limit = self._info.max_model_len
-        if num_prompt_tokens >= limit:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {limit}, at least one of them for "
-                "the completion",
-                param="prompt",
-            )
-        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
-        if num_prompt_tokens + max_tokens > limit:
-            raise ContextLengthError(
-                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} make "
-                f"{num_prompt_tokens + max_tokens}, but max_model_len is {limit}",
-                param="max_tokens",
-            )
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
-        self._check_token_ids("logit_bias", tuple(dict(params.logit_bias)))
-        if params.min_tokens > max_tokens:
-            allowed = f"must not exceed the {max_tokens} tokens that the context leaves for the completion"
-            raise InvalidRequestError.for_value("min_tokens", params.min_tokens, allowed)
-        defaults = self._defaults
-        return dataclasses.replace(
-            params,
-            max_tokens=max_tokens,
-            temperature=_first(params.temperature, defaults.temperature, 1.0),
-            top_p=_first(params.top_p, defaults.top_p, 1.0),
-            top_k=_first(params.top_k, defaults.top_k, 0),
-        )
-
-    def _check_token_ids(self, param: str, token_ids: tuple[int, ...]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self._info.vocab_size:
-                allowed = f"a token id must be in 0..{self._info.vocab_size - 1}"
-                raise InvalidRequestError.for_value(param, token_id, allowed)
+        return self._intake.make_sequences(request)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -286,7 +219,7 @@ class LocalEngine:
             self._worker.abort(request_id)
 
     def _prefix_matcher(self, request: GenerateRequest) -> Callable[[EngineCore], int]:
-        token_ids = self._encode_prompt(request)
+        token_ids = self._intake.encode_prompt(request)
 
         def match(core: EngineCore) -> int:
             manager = core.scheduler.kv_cache_manager
@@ -339,6 +272,16 @@ def _stop_in_same_process(worker: Worker, pid: int) -> None:
         worker.stop()
 
 
+def _warming(request: GenerateRequest) -> GenerateRequest:
+    return dataclasses.replace(request, hints=dataclasses.replace(request.hints, warm=True))
+
+
+def _or_raise(output: RequestOutput | PagedLLMError) -> RequestOutput:
+    if isinstance(output, PagedLLMError):
+        raise output
+    return output
+
+
 def _collect(stream: Chunks) -> RequestOutput | PagedLLMError:
     try:
         return _assemble(list(stream))
@@ -382,9 +325,3 @@ def _assemble_choice(chunks: List[Chunk]) -> Choice:
         stop_reason=last.stop_reason,
         logprobs=tuple(item for chunk in chunks for item in chunk.logprobs or ()) if has_logprobs else None,
     )
-
-
-def _first(value: _Value | None, default: _Value | None, fallback: _Value) -> _Value:
-    if value is not None:
-        return value
-    return fallback if default is None else default

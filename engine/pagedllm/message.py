@@ -7,8 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import InvalidRequestError
+from .sampling_params import as_tuple
 
-__all__ = ["Message"]
+__all__ = ["Message", "ToolCall"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A call that an assistant asked for.
+
+    Args:
+        id: Names the call in the answer to it.
+        name: Of the function.
+        arguments: JSON, exactly as the model wrote it: possibly not valid.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def __post_init__(self) -> None:
+        for field in ("id", "name", "arguments"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or (field == "name" and not value):
+                raise InvalidRequestError.for_value(f"messages.tool_calls.{field}", value, "must be a string")
+            _unicode(f"messages.tool_calls.{field}", value)
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -16,22 +39,42 @@ class Message:
     """One turn of a chat.
 
     Args:
-        role: Such as ``"system"``, ``"user"`` or ``"assistant"``; the chat template knows which there are.
+        role: Such as ``"system"``, ``"user"``, ``"assistant"`` or ``"tool"``; the chat template knows which there are.
         content: Text; or a list of texts and ``{"type": "text", "text": ...}`` parts, kept as the text they join to;
             or None, kept as an empty text.
+        tool_calls: Calls that an assistant's turn asks for, besides or instead of text.
+        tool_call_id: Which call a tool's turn answers.
 
     Raises:
-        InvalidRequestError: Naming the kind of part that is not text, or the place of a lone surrogate.
+        InvalidRequestError: Naming the kind of part that is not text, the place of a lone surrogate, or a field that
+            does not go with the role.
     """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
-    def __init__(self, *, role: str, content: str | Sequence[str | Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        role: str,
+        content: str | Sequence[str | Mapping[str, Any]] | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        tool_call_id: str | None = None,
+    ) -> None:
         if not isinstance(role, str) or not role:
             raise InvalidRequestError.for_value("messages.role", role, "must be a non-empty string")
+        calls = as_tuple("messages.tool_calls", tool_calls, ToolCall)
+        if calls and role != "assistant":
+            raise InvalidRequestError(f"messages.tool_calls: only an assistant calls, not {role!r}", param="messages")
+        if tool_call_id is not None and (not isinstance(tool_call_id, str) or role != "tool"):
+            allowed = "must be a string, in a message with the role 'tool'"
+            raise InvalidRequestError.for_value("messages.tool_call_id", tool_call_id, allowed)
         object.__setattr__(self, "role", _unicode("messages.role", role))
         object.__setattr__(self, "content", _unicode("messages.content", _joined_text(content)))
+        object.__setattr__(self, "tool_calls", calls)
+        object.__setattr__(self, "tool_call_id", tool_call_id)
 
 
 def _joined_text(content: Any) -> str:

@@ -69,6 +69,8 @@ class ChatTemplate:
                 "put a chat_template.jinja beside its tokenizer files, or give the engine option chat_template",
                 param="messages",
             )
+        if any(message.tool_calls or message.role == "tool" for message in messages):
+            raise InvalidRequestError("messages with tool calls are not supported yet", param="messages.tool_calls")
         now = now or datetime.now()
         try:
             if continue_final_message:

@@ -1,0 +1,118 @@
+"""Requests into sequences: encoded, checked against the model's limits, and with its defaults filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import TypeVar
+
+from .api import CacheHints, GenerateRequest, ModelInfo, SamplingParams
+from .control.sequence import Sequence
+from .errors import ContextLengthError, InvalidRequestError
+from .files.description import GenerationDefaults
+from .text.tokenizer import Tokenizer
+
+__all__ = ["Intake"]
+
+_Value = TypeVar("_Value")
+
+
+class Intake:
+    """Makes sequences of requests. Safe from many threads at once.
+
+    Args:
+        tokenizer: The model's.
+        info: The model's limits, as the engine's cache leaves them.
+        defaults: What the model's authors recommend for sampling.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, defaults: GenerationDefaults) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._defaults = defaults
+
+    def make_sequences(self, request: GenerateRequest) -> list[Sequence]:
+        """One sequence for each choice."""
+        if request.hints != CacheHints(salt=request.hints.salt):
+            raise InvalidRequestError(f"this engine carries out no hint but salt: {request.hints}", param="hints")
+        token_ids = self.encode_prompt(request)
+        params = self._fill_in(request.sampling, len(token_ids))
+        assert params.max_tokens is not None
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            sequences.append(
+                Sequence(
+                    request_id=request.request_id,
+                    token_ids=list(token_ids),
+                    num_prompt_tokens=len(token_ids),
+                    max_tokens=params.max_tokens,
+                    sampling=params,
+                    seed=seed,
+                    eos_token_ids=self._tokenizer.eos_token_ids,
+                    salt=request.hints.salt,
+                    index=index,
+                    leader=sequences[0] if sequences else None,
+                )
+            )
+        return sequences
+
+    def encode_prompt(self, request: GenerateRequest) -> list[int]:
+        if request.messages is not None:
+            return self._tokenizer.encode_chat(
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                parse_special_tokens=bool(request.parse_special_tokens),
+            )
+        assert request.prompt is not None
+        if not isinstance(request.prompt, str):
+            self._check_token_ids("prompt", request.prompt)
+            return list(request.prompt)
+        parse_special_tokens = request.parse_special_tokens is not False
+        token_ids = self._tokenizer.encode(request.prompt, parse_special_tokens=parse_special_tokens)
+        if not token_ids:
+            raise InvalidRequestError.for_value("prompt", request.prompt, "has no tokens to go on from")
+        return token_ids
+
+    def _fill_in(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """The parameters with defaults of the model, after checking them against its limits."""
+        limit = self._info.max_model_len
+        if num_prompt_tokens >= limit:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {limit}, at least one of them for "
+                "the completion",
+                param="prompt",
+            )
+        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+        if num_prompt_tokens + max_tokens > limit:
+            raise ContextLengthError(
+                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} make "
+                f"{num_prompt_tokens + max_tokens}, but max_model_len is {limit}",
+                param="max_tokens",
+            )
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", tuple(dict(params.logit_bias)))
+        if params.min_tokens > max_tokens:
+            allowed = f"must not exceed the {max_tokens} tokens that the context leaves for the completion"
+            raise InvalidRequestError.for_value("min_tokens", params.min_tokens, allowed)
+        defaults = self._defaults
+        return dataclasses.replace(
+            params,
+            max_tokens=max_tokens,
+            temperature=_first(params.temperature, defaults.temperature, 1.0),
+            top_p=_first(params.top_p, defaults.top_p, 1.0),
+            top_k=_first(params.top_k, defaults.top_k, 0),
+        )
+
+    def _check_token_ids(self, param: str, token_ids: tuple[int, ...]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._info.vocab_size:
+                allowed = f"a token id must be in 0..{self._info.vocab_size - 1}"
+                raise InvalidRequestError.for_value(param, token_id, allowed)
+
+
+def _first(value: _Value | None, default: _Value | None, fallback: _Value) -> _Value:
+    if value is not None:
+        return value
+    return fallback if default is None else default

@@ -1,0 +1,45 @@
+"""What the fake engine says: endless words, a pure function of the prompt and the parameters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from pagedllm.api import FinishReason, SamplingParams
+
+__all__ = ["EOS", "scripted_answer"]
+
+# Every character is a token, so that no token is part of one.
+EOS = 0x110000
+_WORDS = ("paged", "cache", "block", "prefix", "token", "queue", "größe", "你好", "😀", "step", "worker", "stream")
+
+
+def scripted_answer(
+    params: SamplingParams, prompt_ids: tuple[int, ...], max_model_len: int
+) -> tuple[str, tuple[int, ...], FinishReason, str | int | None]:
+    """Text, tokens through the one that ended it, and why it ended."""
+    greedy = params.temperature is not None and params.temperature < 1e-5
+    source = repr((prompt_ids, None if greedy else (params.temperature, params.top_p, params.top_k, params.seed)))
+    room = max_model_len - len(prompt_ids)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    num_natural = max_tokens if params.ignore_eos else 40 + hashlib.sha256(source.encode()).digest()[0] % 40
+    text = ""
+    for char in _endless_words(source):
+        if len(text) == min(num_natural, max_tokens):
+            break
+        text += char
+        if ord(char) in params.stop_token_ids:
+            return text[:-1], tuple(map(ord, text)), "stop", ord(char)
+        for stop in params.stop:
+            if text.endswith(stop):
+                return text[: -len(stop)], tuple(map(ord, text)), "stop", stop
+    if len(text) == max_tokens:
+        return text, tuple(map(ord, text)), "length", None
+    return text, (*map(ord, text), EOS), "stop", None
+
+
+def _endless_words(source: str) -> Iterator[str]:
+    state = source.encode()
+    while True:
+        state = hashlib.sha256(state).digest()
+        yield from _WORDS[state[0] % len(_WORDS)] + " "
