@@ -27,6 +27,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         # Control's data, never its policy.
         "pagedllm.control.sequence.Sequence",
         "pagedllm.control.scheduler.ScheduledSequence",
+        "pagedllm.control.host_tier.BlockCopy",
     ),
     "pagedllm.core": (*CONTRACT, "pagedllm.control", "pagedllm.compute", "pagedllm.text"),
     "pagedllm.streams": ("pagedllm.api", "pagedllm.errors"),

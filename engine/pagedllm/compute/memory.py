@@ -10,7 +10,7 @@ from pathlib import Path
 from ..config import EngineConfig
 from ..errors import ConfigError
 
-__all__ = ["PoolSize", "available_memory_bytes", "plan_pool"]
+__all__ = ["PoolSize", "available_memory_bytes", "num_host_blocks", "plan_pool"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,24 @@ def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int)
             wanted_len, fitting_len, num_blocks, pool_bytes,
         )  # fmt: skip
     return PoolSize(num_blocks=num_blocks, max_model_len=fitting_len)
+
+
+def num_host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks in ``swap_space``.
+
+    Raises:
+        ConfigError: It is more than the machine has, or does not hold a single block.
+    """
+    wanted = int(config.swap_space * 2**30)
+    available = available_memory_bytes()
+    if wanted > available:
+        allowed = f"is more than the {available / 2**30:.1f} GiB of memory that are available"
+        raise ConfigError.for_value("swap_space", config.swap_space, allowed)
+    num_blocks = wanted // (bytes_per_token * config.block_size)
+    if wanted and not num_blocks:
+        allowed = f"must hold at least one block of {bytes_per_token * config.block_size} bytes"
+        raise ConfigError.for_value("swap_space", config.swap_space, allowed)
+    return num_blocks
 
 
 def _read(path: str) -> str:
