@@ -47,7 +47,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": CONTRACT,
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
-    "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
+    "pagedllm.cli": (
+        *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
+        # Plans an engine with the engine's own arithmetic.
+        *("pagedllm.compute.models.config", "pagedllm.compute.planning", "pagedllm.compute.model_runner.resolve_dtype"),
+    ),
     "langchain_pagedllm": CONTRACT,
 }
 
@@ -71,6 +75,9 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
-    "pagedllm.cli": ("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local", "torch"),
+    "pagedllm.cli": (
+        *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
+        "torch",
+    ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use
