@@ -49,7 +49,13 @@ ARROWS: dict[str, tuple[str, ...]] = {
     ),
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
-    "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
+    "pagedllm.assemble": ("pagedllm.api",),
+    # Any engine will do.
+    "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
+    "pagedllm.cli": (
+        *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
+        *("pagedllm.server.auth", "pagedllm.server.config"),
+    ),
     "langchain_pagedllm": CONTRACT,
 }
 
@@ -63,7 +69,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
     "pagedllm.bench": ("numpy",),
-    "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
+    "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }
 
@@ -73,6 +80,9 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
-    "pagedllm.cli": ("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local", "torch"),
+    "pagedllm.cli": (
+        *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local"),
+        *("pagedllm.server.metrics", "pagedllm.server.run", "torch"),
+    ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use

@@ -14,6 +14,7 @@ from .chat import chat
 from .env import env
 from .errors import clear_errors
 from .models import models
+from .serve import serve
 
 __all__ = ["app"]
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(chat)
+app.command()(serve)
 app.command()(models)
 app.command()(env)
 app.add_typer(bench_app, name="bench")
