@@ -258,7 +258,7 @@ class FakeEngine:
             raise ContextLengthError(
                 f"prompt and max_tokens make {total}, max_model_len is {limit}", param="max_tokens"
             )
-        if any(token_id > EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
+        if any(not 0 <= token_id <= EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
             raise InvalidRequestError("a token id is outside the vocabulary", param="prompt")
         if self.max_open is not None and len(self._running) >= self.max_open:
             raise QueueFullError(f"{self.max_open} requests are in flight")

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -72,9 +73,7 @@ class Server(uvicorn.Server):
         config = self.service.config
         try:
             info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            self._socket = socket.socket(info[0], info[1])
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(info[4])
+            self._socket = _bound(info[0], info[4])
         except OSError as error:
             raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
         port = self._socket.getsockname()[1]
@@ -131,3 +130,14 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
