@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,35 +12,45 @@ from langchain_core.messages import (
     ChatMessage,
     HumanMessage,
     SystemMessage,
+    ToolMessage,
 )
 
-from pagedllm.api import Message
+from pagedllm.api import Message, ToolCall
 from pagedllm.errors import InvalidRequestError
 
 __all__ = ["to_messages"]
 
+_ROLES = ((SystemMessage, "system"), (HumanMessage, "user"), (AIMessage, "assistant"), (ToolMessage, "tool"))
 # What a model thought in an earlier turn; chat templates do not expect it back.
 _DROPPED_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+# Parts by which other models' answers have their tool calls in the content a second time.
+_CALL_PARTS = frozenset({"tool_call", "invalid_tool_call", "tool_use", "function_call"})
 
 
 def to_messages(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
     """Convert a chat.
 
     Neighbours of one role become one message, joined by a newline as ``merge_message_runs`` does: many chat templates
-    raise unless the roles alternate. ``name`` is not passed on; chat templates have no place for it.
+    raise unless the roles alternate. Tools' messages stay apart, and nothing is joined to an AI message with tool
+    calls. ``name``, ``status`` and ``artifact`` are not passed on; chat templates have no place for them.
 
     Args:
-        messages: System, human, AI and role messages; content is a string or a list of strings and text parts.
+        messages: System, human, AI, tool and role messages; content is a string or a list of strings and text parts.
 
     Raises:
         InvalidRequestError: Naming the message type or the content part that cannot be given to the model.
     """
     merged: list[Message] = []
     for message in messages:
-        turn = Message(role=_role(message), content=_content(message))
-        if merged and merged[-1].role == turn.role:
+        turn = Message(
+            role=_role(message),
+            content=_content(message),
+            tool_calls=_tool_calls(message),
+            tool_call_id=message.tool_call_id if isinstance(message, ToolMessage) else None,
+        )
+        if merged and merged[-1].role == turn.role != "tool" and not merged[-1].tool_calls:
             text = "\n".join(text for text in (merged.pop().content, turn.content) if text)
-            turn = Message(role=turn.role, content=text)
+            turn = Message(role=turn.role, content=text, tool_calls=turn.tool_calls)
         merged.append(turn)
     return tuple(merged)
 
@@ -47,16 +58,34 @@ def to_messages(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
         return message.role
-    if isinstance(message, SystemMessage):
-        return "system"
-    if isinstance(message, HumanMessage):
-        return "user"
-    if isinstance(message, AIMessage) and not message.tool_calls:
-        return "assistant"
-    what = f"{type(message).__name__} with tool_calls" if isinstance(message, AIMessage) else type(message).__name__
+    for kind, role in _ROLES:
+        if isinstance(message, kind):
+            return role
     raise InvalidRequestError(
-        f"{what} is not supported yet: only system, human, AI and chat messages", param="messages"
+        f"{type(message).__name__} is not supported: only system, human, AI, tool and chat messages", param="messages"
     )
+
+
+def _tool_calls(message: BaseMessage) -> list[ToolCall]:
+    """An AI message's calls; also those that LangChain could not parse, as the model wrote them."""
+    if not isinstance(message, AIMessage):
+        return []
+    calls = [
+        ToolCall(id=call["id"] or "", name=call["name"], arguments=_to_json(call["args"]))
+        for call in message.tool_calls
+    ]
+    invalid = [
+        ToolCall(id=call["id"] or "", name=call["name"] or "", arguments=call["args"] or "")
+        for call in message.invalid_tool_calls
+    ]
+    return calls + invalid
+
+
+def _to_json(arguments: Any) -> str:
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError.for_value("messages.tool_calls.args", arguments, f"must be JSON: {error}") from error
 
 
 def _content(message: BaseMessage) -> Any:
@@ -64,4 +93,14 @@ def _content(message: BaseMessage) -> Any:
     content: Any = message.content
     if not isinstance(content, list):
         return content
-    return [part for part in content if not (isinstance(part, Mapping) and part.get("type") in _DROPPED_PARTS)]
+    return [part for part in content if not (isinstance(part, Mapping) and _is_dropped(part, message))]
+
+
+def _is_dropped(part: Mapping[str, Any], message: BaseMessage) -> bool:
+    if part.get("type") in _CALL_PARTS and isinstance(message, AIMessage):
+        return part.get("call_id", part.get("id")) in _call_ids(message)
+    return part.get("type") in _DROPPED_PARTS
+
+
+def _call_ids(message: AIMessage) -> set[str | None]:
+    return {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}

@@ -27,6 +27,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         # Control's data, never its policy.
         "pagedllm.control.sequence.Sequence",
         "pagedllm.control.scheduler.ScheduledSequence",
+        "pagedllm.control.host_tier.BlockCopy",
     ),
     "pagedllm.core": (*CONTRACT, "pagedllm.control", "pagedllm.compute", "pagedllm.text"),
     "pagedllm.streams": ("pagedllm.api", "pagedllm.errors"),
@@ -55,6 +56,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
         *("pagedllm.server.auth", "pagedllm.server.config"),
+        # Plans an engine with the engine's own arithmetic.
+        *("pagedllm.compute.models.config", "pagedllm.compute.planning", "pagedllm.compute.model_runner.resolve_dtype"),
     ),
     "langchain_pagedllm": CONTRACT,
 }
@@ -81,7 +84,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
-        *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local"),
+        *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
         *("pagedllm.server.metrics", "pagedllm.server.run", "torch"),
     ),
 }

@@ -50,8 +50,11 @@ class TinyModel:
     path: str
     reference: Any
 
+    def config(self, **options: Any) -> EngineConfig:
+        return EngineConfig(model=self.path, dtype="float32", **options)
+
     def engine(self, **options: Any) -> LocalEngine:
-        return LocalEngine(EngineConfig(model=self.path, dtype="float32", **options))
+        return LocalEngine(self.config(**options))
 
 
 @pytest.fixture(scope="session")

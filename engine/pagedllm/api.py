@@ -162,6 +162,16 @@ class Timings:
     ttft_s: float
     total_s: float
 
+    @property
+    def prefill_s(self) -> float:
+        """From the first step that computed it to its first token."""
+        return self.ttft_s - self.queue_s
+
+    @property
+    def decode_s(self) -> float:
+        """From its first token to its end."""
+        return self.total_s - self.ttft_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
@@ -265,8 +275,24 @@ class EngineStats:
         num_cached_blocks: Blocks kept only for reuse; they make room when needed.
         num_referenced_blocks: Blocks in use by running sequences.
         prefix_queries: Prompt tokens looked up in the prefix cache.
-        prefix_hits: Prompt tokens found there.
+        prefix_hits: Prompt tokens found there; what a preempted sequence finds again of its own does not count.
         num_running_peak: Most sequences that ever ran at once.
+        num_swapped: Preempted sequences whose KV waits in host memory; they count among those waiting.
+        num_pinned_blocks: Device blocks that pins keep, referenced or cached.
+        num_unused_slots: Token slots in running sequences' blocks that hold nothing yet: internal fragmentation.
+        num_host_blocks: Size of the host's pool; its cached blocks hold prefixes, those neither free nor cached the KV
+            of preempted sequences.
+        prefix_hits_on_host: Those of ``prefix_hits`` that came back from the host.
+        num_waits_for_prefix: How often a request let a step pass because another was computing its prefix.
+        num_preemptions_by_swap: Of all preemptions, those whose KV went to the host.
+        num_preemptions_for_prefill: Of all preemptions, those that made room for a prompt rather than for a token.
+        hint_outcomes: ``(hint, outcome, how often)``.
+        num_evictions: Cached blocks that made room on the device.
+        block_lifetime_s: Mean time from caching to eviction.
+        block_idle_before_evict_s: Mean time that evicted blocks had not been used.
+        block_reuse_gap_s: Mean time for which cached blocks that were used again had not been used.
+        num_refused: Requests refused because too many waited.
+        num_timed_out: Requests that waited too long.
     """
 
     num_running: int
@@ -281,6 +307,26 @@ class EngineStats:
     num_preemptions: int
     num_steps: int
     num_generated_tokens: int
+    num_swapped: int = 0
+    num_pinned_blocks: int = 0
+    num_unused_slots: int = 0
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    num_cached_host_blocks: int = 0
+    prefix_hits_on_host: int = 0
+    num_waits_for_prefix: int = 0
+    num_preemptions_by_swap: int = 0
+    num_preemptions_for_prefill: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_pins: int = 0
+    hint_outcomes: tuple[tuple[str, str, int], ...] = ()
+    num_evictions: int = 0
+    block_lifetime_s: float = 0.0
+    block_idle_before_evict_s: float = 0.0
+    block_reuse_gap_s: float = 0.0
+    num_refused: int = 0
+    num_timed_out: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -16,6 +16,8 @@ __all__ = ["DEFAULT_MODEL", "EngineConfig"]
 DEFAULT_MODEL = "smollm2-135m"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu")
+_POLICIES = ("fcfs", "priority", "shortest", "cache_aware")
+_PREEMPTION_MODES = ("auto", "swap", "recompute")
 _KERNELS = ("auto", "cpu", "reference")
 # What a chat template is told by the engine.
 _TEMPLATE_NAMES = frozenset(
@@ -45,6 +47,16 @@ class EngineConfig:
         kv_cache_memory_bytes: Size of the KV pool. None on CPU: the least of 25 % of the available memory, 512 MiB
             and what ``max_num_seqs`` sequences of ``max_model_len`` need.
         enable_prefix_caching: Reuse the KV of full blocks across requests that share a prefix.
+        swap_space: GiB of host memory for the KV of preempted sequences and of prefixes that the pool has no room for;
+            0 for none.
+        preemption_mode: What becomes of a preempted sequence's KV: ``"swap"``, it goes to the host and comes back;
+            ``"recompute"``, it is computed again; ``"auto"``, what takes less time by measured rates.
+        scheduling_policy: Who is admitted first and preempted last: ``"fcfs"``, who came first; ``"priority"``, the
+            lowest ``priority``; ``"shortest"``, who has least of its prompt to compute; ``"cache_aware"``, who has most
+            of it cached. None lets a request be overtaken without end.
+        max_num_queued_reqs: Most requests that wait for their first step; more are refused. None: any number.
+        queue_timeout_s: Seconds after which a request that still waits fails. None: never.
+        max_pinned_fraction: Share of the KV pool that pinned prefixes may hold, 0 to 1.
         chat_template: Used instead of the model's: Jinja (a text with ``{{`` or ``{%``), or the path of a file with it.
         chat_template_kwargs: What the chat template sees besides the chat, such as ``{"enable_thinking": False}``:
             names and plain JSON values; kept as sorted pairs.
@@ -63,6 +75,12 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    swap_space: float = 0.0
+    preemption_mode: str = "auto"
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int | None = None
+    queue_timeout_s: float | None = None
+    max_pinned_fraction: float = 0.5
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
@@ -80,7 +98,7 @@ class EngineConfig:
             raise ConfigError.for_value("kernels", self.kernels, f"must be one of {', '.join(_KERNELS)}")
         for option in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._check_positive(option, getattr(self, option))
-        for option in ("max_model_len", "kv_cache_memory_bytes"):
+        for option in ("max_model_len", "kv_cache_memory_bytes", "max_num_queued_reqs"):
             if getattr(self, option) is not None:
                 self._check_positive(option, getattr(self, option))
         if not isinstance(self.enable_prefix_caching, bool):
@@ -91,8 +109,24 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"must be at least max_num_seqs ({self.max_num_seqs}), so that every sequence can decode in every step",
             )
-
+        self._check_memory_and_order()
         self._check_chat_template()
+
+    def _check_memory_and_order(self) -> None:
+        if self.scheduling_policy not in _POLICIES:
+            allowed = f"must be one of {', '.join(_POLICIES)}"
+            raise ConfigError.for_value("scheduling_policy", self.scheduling_policy, allowed)
+        if self.preemption_mode not in _PREEMPTION_MODES:
+            allowed = f"must be one of {', '.join(_PREEMPTION_MODES)}"
+            raise ConfigError.for_value("preemption_mode", self.preemption_mode, allowed)
+        if not _is_number(self.swap_space) or self.swap_space < 0:
+            raise ConfigError.for_value("swap_space", self.swap_space, "must be a number of GiB, 0 for none")
+        if self.preemption_mode == "swap" and self.swap_space == 0:
+            raise ConfigError.for_value("preemption_mode", "swap", "needs a swap_space above 0")
+        if not _is_number(self.max_pinned_fraction) or not 0 <= self.max_pinned_fraction <= 1:
+            raise ConfigError.for_value("max_pinned_fraction", self.max_pinned_fraction, "must be in [0, 1]")
+        if self.queue_timeout_s is not None and (not _is_number(self.queue_timeout_s) or self.queue_timeout_s <= 0):
+            raise ConfigError.for_value("queue_timeout_s", self.queue_timeout_s, "must be a number above 0")
 
     def _check_chat_template(self) -> None:
         if isinstance(self.chat_template, os.PathLike):
@@ -128,3 +162,7 @@ class EngineConfig:
     def _check_positive(option: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError.for_value(option, value, "must be a whole number of at least 1")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)

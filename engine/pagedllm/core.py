@@ -13,6 +13,8 @@ from .api import Chunk, EngineStats, Timings, TokenLogprob, Usage
 from .compute.forward_batch import ForwardBatch, PromptRow
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler, Score
+from .control.engine_stats import collect_stats
+from .control.pressure_log import PressureLog
 from .control.scheduler import Scheduler, SchedulerOutput
 from .control.sequence import Sequence
 from .text.output_processor import OutputText
@@ -69,15 +71,21 @@ class EngineCore:
         self._on_step = on_step
         self._num_steps = 0
         self._num_generated_tokens = 0
+        self._num_timed_out = 0
+        self._pressure = PressureLog()
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
     def add(self, sequences: List[Sequence]) -> None:
-        """Queue a request's choices, the leader first; raises ContextLengthError if they could never fit."""
-        for sequence in sequences:
-            self.scheduler.add(sequence)
+        """Queue a request's choices, the leader first.
+
+        Raises:
+            ContextLengthError: They could never fit.
+            QueueFullError: As many requests wait as may.
+        """
+        self.scheduler.add(sequences)
         leader = sequences[0]
         self._requests[leader.request_id] = _OpenRequest(
             choices=tuple(sequences),
@@ -95,6 +103,8 @@ class EngineCore:
         start = time.monotonic()
         output = self.scheduler.schedule()
         assert output.scheduled, "there is work, but nothing could be scheduled"
+        if output.copies:
+            self.model_runner.copy_blocks(output.copies)
         batch = ForwardBatch.build(output.scheduled, self.scheduler.kv_cache_manager.block_size)
         logits = self.model_runner.run(batch)
         sampled_logits, prompt_logits = logits.split([len(output.sampled), len(batch.prompt_rows)])
@@ -103,30 +113,38 @@ class EngineCore:
         self._score_prompts(prompt_logits, batch.prompt_rows)
         self.scheduler.update(output, token_ids)
         chunks = [self._emit(sequence, logprobs.get(sequence), new=True) for sequence in output.sampled]
+        warmed = [item.sequence for item in output.scheduled if not item.sequence.generates]
+        chunks += [self._emit(sequence, None) for sequence in warmed if sequence.is_finished]
         num_retired = self.scheduler.retire_finished()
+        self._watch(output, time.monotonic() - start)
         self._num_steps += 1
         self._num_generated_tokens += len(token_ids)
         if self._on_step is not None:
             self._on_step(self._record(output, num_retired, start))
         return chunks
 
+    def expire_queue(self, timeout_s: float) -> list[str]:
+        """End the requests that have waited longer than a time without being computed; returns which."""
+        late = self.scheduler.waiting.timed_out(time.monotonic() - timeout_s)
+        request_ids = list(dict.fromkeys(sequence.request_id for sequence in late))
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+            del self._requests[request_id]
+        self._num_timed_out += len(request_ids)
+        return request_ids
+
     def stats(self) -> EngineStats:
-        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
-        usage = manager.usage
-        return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_running_peak=scheduler.num_running_peak,
-            num_blocks=usage.num_blocks,
-            num_free_blocks=usage.num_free,
-            num_cached_blocks=usage.num_cached,
-            num_referenced_blocks=usage.num_referenced,
-            prefix_queries=manager.prefix_queries,
-            prefix_hits=manager.prefix_hits,
-            num_preemptions=scheduler.num_preemptions,
+        return collect_stats(
+            self.scheduler,
             num_steps=self._num_steps,
             num_generated_tokens=self._num_generated_tokens,
+            num_timed_out=self._num_timed_out,
         )
+
+    def _watch(self, output: SchedulerOutput, duration_s: float) -> None:
+        """Learn from a step how fast prompts are computed, and say when memory is short."""
+        self.scheduler.swap_choice.observe_step(output.num_prefill_tokens, output.num_tokens, duration_s)
+        self._pressure.observe(self.scheduler.kv_cache_manager.usage, output.num_preempted)
 
     def _record(self, output: SchedulerOutput, num_retired: int, start: float) -> StepRecord:
         usage = self.scheduler.kv_cache_manager.usage
@@ -199,12 +217,15 @@ class EngineCore:
         if request.num_open > 0:
             return chunk
         del self._requests[chunk.request_id]
+        leader = request.choices[0]
+        self.scheduler.hint_keeper.on_end(leader)
         prompt_logprobs = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
         return replace(
             chunk,
             prompt_logprobs=prompt_logprobs,
             usage=_usage(request.choices),
-            timings=_timings(request.choices[0]),
+            timings=_timings(leader),
+            hints=tuple(leader.outcomes),
         )
 
 
@@ -230,6 +251,7 @@ def _usage(choices: List[Sequence]) -> Usage:
         prompt_tokens=choices[0].num_prompt_tokens,
         completion_tokens=sum(sequence.num_output_tokens for sequence in choices),
         cached_tokens=choices[0].num_cached_tokens or 0,
+        cache_creation_tokens=choices[0].num_created_tokens,
     )
 
 

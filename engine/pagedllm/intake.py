@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 from typing import TypeVar
 
-from .api import CacheHints, GenerateRequest, ModelInfo, SamplingParams
-from .control.sequence import Sequence
+from .api import GenerateRequest, Message, ModelInfo, Retain, SamplingParams
+from .control.sequence import Breakpoint, Sequence
 from .errors import ContextLengthError, InvalidRequestError
 from .files.description import GenerationDefaults
 from .text.tokenizer import Tokenizer
@@ -33,12 +34,15 @@ class Intake:
 
     def make_sequences(self, request: GenerateRequest) -> list[Sequence]:
         """One sequence for each choice."""
-        if request.hints != CacheHints(salt=request.hints.salt):
-            raise InvalidRequestError(f"this engine carries out no hint but salt: {request.hints}", param="hints")
         token_ids = self.encode_prompt(request)
-        params = self._fill_in(request.sampling, len(token_ids))
+        sampling = request.sampling
+        if request.hints.warm:
+            # Room for one token, as for any other request, so that what warms can also be asked.
+            sampling = dataclasses.replace(sampling, max_tokens=1, min_tokens=0, n=1)
+        params = self._fill_in(sampling, len(token_ids))
         assert params.max_tokens is not None
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        breakpoints = tuple(self._breakpoint(request, place, token_ids) for place in request.hints.retain)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(
@@ -50,7 +54,8 @@ class Intake:
                     sampling=params,
                     seed=seed,
                     eos_token_ids=self._tokenizer.eos_token_ids,
-                    salt=request.hints.salt,
+                    hints=request.hints,
+                    breakpoints=breakpoints if index == 0 else (),
                     index=index,
                     leader=sequences[0] if sequences else None,
                 )
@@ -74,6 +79,23 @@ class Intake:
         if not token_ids:
             raise InvalidRequestError.for_value("prompt", request.prompt, "has no tokens to go on from")
         return token_ids
+
+    def _breakpoint(self, request: GenerateRequest, place: Retain, token_ids: list[int]) -> Breakpoint:
+        if place.message_index is None:
+            return Breakpoint(place.num_tokens or len(token_ids), place.ttl_s)
+        if request.messages is None:
+            raise InvalidRequestError("retain: message_index is for messages; a prompt has tokens", param="retain")
+        if place.message_index >= len(request.messages):
+            allowed = f"the chat has {len(request.messages)} messages, counted from 0"
+            raise InvalidRequestError.for_value("retain.message_index", place.message_index, allowed)
+        # The tokens that stay the same whatever stands behind the place: those that this chat has in common with one
+        # that goes on differently there.
+        messages = list(request.messages)
+        messages[place.message_index] = _cut(messages[place.message_index], place.num_chars)
+        other_ids = self.encode_prompt(dataclasses.replace(request, messages=tuple(messages)))
+        pairs = zip(token_ids, other_ids, strict=False)
+        num_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return Breakpoint(num_common, place.ttl_s)
 
     def _fill_in(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """The parameters with defaults of the model, after checking them against its limits."""
@@ -110,6 +132,12 @@ class Intake:
             if not 0 <= token_id < self._info.vocab_size:
                 allowed = f"a token id must be in 0..{self._info.vocab_size - 1}"
                 raise InvalidRequestError.for_value(param, token_id, allowed)
+
+
+def _cut(message: Message, num_chars: int | None) -> Message:
+    """The message up to a place in its text, and then something that nobody writes."""
+    content = message.content[:num_chars] + "\U000f0003"
+    return Message(role=message.role, content=content, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id)
 
 
 def _first(value: _Value | None, default: _Value | None, fallback: _Value) -> _Value:

@@ -24,8 +24,10 @@ from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
 from .config import EngineConfig
 from .control.kv_cache_manager import KVCacheManager
+from .control.policies import POLICIES
 from .control.scheduler import Scheduler
 from .control.sequence import Sequence
+from .control.swap_choice import SwapChoice
 from .core import EngineCore, StepRecord
 from .errors import EngineError, ForkedProcessError, PagedLLMError
 from .files.description import read_generation_defaults
@@ -65,7 +67,10 @@ class LocalEngine:
             files, chat_template=config.chat_template, template_variables=dict(config.chat_template_kwargs)
         )
         defaults = read_generation_defaults(files)
-        self._worker = Worker(functools.partial(_build_core, config, files, self._tokenizer, on_step))
+        self._worker = Worker(
+            functools.partial(_build_core, config, files, self._tokenizer, on_step),
+            queue_timeout_s=config.queue_timeout_s,
+        )
         self._info = self._worker.call(functools.partial(_describe, config)).result()
         self._intake = Intake(self._tokenizer, self._info, defaults)
         # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
@@ -239,9 +244,21 @@ def _build_core(
         num_blocks=runner.pool_size.num_blocks,
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        num_host_blocks=runner.num_host_blocks,
+        max_pinned_fraction=config.max_pinned_fraction,
+    )
+    swap_choice = SwapChoice(
+        mode=config.preemption_mode,
+        bytes_per_block=runner.bytes_per_token * config.block_size,
+        copy_bytes_per_s=runner.copy_bytes_per_s,
     )
     scheduler = Scheduler(
-        manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        manager,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        policy=POLICIES[config.scheduling_policy],
+        max_num_queued_requests=config.max_num_queued_reqs,
+        swap_choice=swap_choice,
     )
     return EngineCore(scheduler, runner, Sampler(), tokenizer, on_step)
 
@@ -310,6 +327,7 @@ def _assemble(chunks: List[Chunk]) -> RequestOutput:
         usage=last.usage,
         timings=last.timings,
         prompt_logprobs=last.prompt_logprobs,
+        hints=last.hints,
     )
 
 

@@ -29,9 +29,11 @@ class ToolCall:
     def __post_init__(self) -> None:
         for field in ("id", "name", "arguments"):
             value = getattr(self, field)
-            if not isinstance(value, str) or (field == "name" and not value):
+            if not isinstance(value, str):
                 raise InvalidRequestError.for_value(f"messages.tool_calls.{field}", value, "must be a string")
             _unicode(f"messages.tool_calls.{field}", value)
+        if not self.name:
+            raise InvalidRequestError.for_value("messages.tool_calls.name", self.name, "must not be empty")
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -71,6 +73,8 @@ class Message:
         if tool_call_id is not None and (not isinstance(tool_call_id, str) or role != "tool"):
             allowed = "must be a string, in a message with the role 'tool'"
             raise InvalidRequestError.for_value("messages.tool_call_id", tool_call_id, allowed)
+        if tool_call_id is not None:
+            _unicode("messages.tool_call_id", tool_call_id)
         object.__setattr__(self, "role", _unicode("messages.role", role))
         object.__setattr__(self, "content", _unicode("messages.content", _joined_text(content)))
         object.__setattr__(self, "tool_calls", calls)

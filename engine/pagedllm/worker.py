@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from .api import Chunk
 from .control.sequence import Sequence
 from .core import EngineCore
-from .errors import EngineClosedError, EngineDeadError, EngineError, InvalidRequestError, PagedLLMError
+from .errors import (
+    EngineClosedError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    PagedLLMError,
+    QueueTimeoutError,
+)
 from .streams import OutputStream
 
 __all__ = ["Worker"]
@@ -63,8 +70,9 @@ class Worker:
     looks after leaving it.
     """
 
-    def __init__(self, build: Callable[[], EngineCore]) -> None:
+    def __init__(self, build: Callable[[], EngineCore], *, queue_timeout_s: float | None = None) -> None:
         """Wait until the core is built; raises what ``build`` raises."""
+        self._queue_timeout_s = queue_timeout_s
         self.failure: EngineError | None = None
         # SimpleQueue.put is reentrant, so that the garbage collector may call abort() at any moment.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -125,7 +133,8 @@ class Worker:
         started.set_result(None)
         try:
             while self._handle_messages(core):
-                for chunk in core.step():
+                self._expire_queue(core)
+                for chunk in core.step() if core.has_work else ():
                     self._deliver(chunk)
             self.failure = EngineClosedError("the engine was closed")
         except BaseException as error:
@@ -171,6 +180,14 @@ class Worker:
             stream.fail(error)
         else:
             self._streams[request_id] = stream
+
+    def _expire_queue(self, core: EngineCore) -> None:
+        timeout_s = self._queue_timeout_s
+        if timeout_s is None:
+            return
+        for request_id in core.expire_queue(timeout_s):
+            reason = f"the request waited longer than queue_timeout_s={timeout_s:g} without being computed"
+            self._streams.pop(request_id).fail(QueueTimeoutError(f"{reason}; try again later"))
 
     def _deliver(self, chunk: Chunk) -> None:
         stream = self._streams[chunk.request_id]

@@ -22,7 +22,7 @@ from pagedllm.cli.options import describe_engine_options
 from pagedllm.config import EngineConfig
 
 Run = Callable[..., Any]
-COMMANDS = (("chat",), ("env",), ("models",), ("bench",), ("bench", "throughput"), ("bench", "latency"))
+COMMANDS = (("chat",), ("env",), ("models",), ("plan",), ("bench",), ("bench", "throughput"), ("bench", "latency"))
 
 
 def test_version(run_cli: Run) -> None:

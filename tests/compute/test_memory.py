@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pagedllm.compute.memory import available_memory_bytes, plan_pool
+from pagedllm.compute.memory import available_memory_bytes, gpu_pool_bytes, num_blocks_for, plan_pool
 from pagedllm.config import EngineConfig
 from pagedllm.errors import ConfigError
 
@@ -48,3 +48,13 @@ def test_a_pool_below_one_block_is_refused():
 
 def test_available_memory_is_known():
     assert 2**20 < available_memory_bytes() < 2**50
+
+
+def test_a_last_block_may_be_part_full():
+    assert [num_blocks_for(num_tokens, 16) for num_tokens in (1, 16, 17, 4096)] == [1, 1, 2, 256]
+
+
+def test_a_gpu_has_for_kv_what_weights_and_activations_leave_of_its_share():
+    sizes = {"memory_bytes": 1000, "utilization": 0.9, "activation_bytes": 100}
+    assert gpu_pool_bytes(**sizes, weights_bytes=300) == 500
+    assert gpu_pool_bytes(**sizes, weights_bytes=900) == -100

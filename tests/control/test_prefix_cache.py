@@ -10,7 +10,7 @@ def fill(cache: PrefixCache, tokens: list[int], first_block: int, salt: str | No
     for start in range(0, len(tokens), cache.block_size):
         block = tuple(tokens[start : start + cache.block_size])
         parent = nodes[-1] if nodes else None
-        nodes.append(cache.publish(parent, salt, block, first_block + len(nodes)))
+        nodes.append(cache.insert(parent, salt, block, first_block + len(nodes)))
     return nodes
 
 
@@ -18,6 +18,10 @@ def set_idle(cache: PrefixCache, nodes: list[int]) -> None:
     cache.tick()
     for node in reversed(nodes):
         cache.set_idle(node)
+
+
+def evict(cache: PrefixCache) -> int:
+    return cache.drop(cache.least_recent_leaf())
 
 
 def test_matches_the_longest_prefix_of_full_blocks():
@@ -44,21 +48,13 @@ def test_a_salt_separates_everything_below_it():
     assert len(cache.match([1, 2], "a", 1)) == 1
 
 
-def test_publishing_an_existing_edge_keeps_the_first_block():
-    cache = PrefixCache(2)
-    first = fill(cache, [1, 2], first_block=0)
-    second = fill(cache, [1, 2], first_block=5)
-    assert second == first
-    assert cache.block_of(first[0]) == 0
-
-
 def test_evicts_the_least_recently_used_leaf_and_then_its_parent():
     cache = PrefixCache(1)
     old = fill(cache, [1, 2], first_block=0)
     new = fill(cache, [3, 4], first_block=2)
     set_idle(cache, old)
     set_idle(cache, new)
-    assert [cache.evict() for _ in range(4)] == [1, 0, 3, 2]
+    assert [evict(cache) for _ in range(4)] == [1, 0, 3, 2]
     assert cache.num_idle == 0
     assert len(cache) == 0
 
@@ -73,7 +69,7 @@ def test_a_parent_used_later_than_its_child_is_evicted_later():
     cache.set_used(chain[0])
     cache.tick()
     cache.set_idle(chain[0])
-    assert [cache.evict() for _ in range(3)] == [1, 2, 0]
+    assert [evict(cache) for _ in range(3)] == [1, 2, 0]
 
 
 def test_a_used_leaf_is_not_evicted():
@@ -82,7 +78,7 @@ def test_a_used_leaf_is_not_evicted():
     set_idle(cache, first)
     set_idle(cache, second)
     cache.set_used(first[0])
-    assert cache.evict() == 1
+    assert evict(cache) == 1
     assert cache.num_idle == 0
 
 
@@ -91,7 +87,7 @@ def test_roots_of_gone_salts_are_forgotten():
     cache = PrefixCache(1)
     for i in range(100):
         set_idle(cache, fill(cache, [1], first_block=0, salt=f"tenant {i}"))
-        cache.evict()
+        evict(cache)
     assert len(cache._roots) == 0
     assert len(cache._blocks) <= 2
 
@@ -103,4 +99,4 @@ def test_the_heap_of_leaves_stays_small():
     for _ in range(10_000):
         set_idle(cache, nodes)
         cache.set_used(nodes[0])
-    assert len(cache._leaf_heap) < 3000
+    assert len(cache._device_leaves) < 3000

@@ -14,9 +14,9 @@ from pagedllm.errors import ContextLengthError
 def test_prefill_and_decode_share_a_step():
     scheduler = make_scheduler()
     first, second = make_sequence([1, 2, 3]), make_sequence([4, 5, 6, 7])
-    scheduler.add(first)
+    scheduler.add([first])
     run_step(scheduler)
-    scheduler.add(second)
+    scheduler.add([second])
     output = run_step(scheduler)
     assert [(item.sequence, item.num_new_tokens) for item in output.scheduled] == [(first, 1), (second, 4)]
 
@@ -24,9 +24,9 @@ def test_prefill_and_decode_share_a_step():
 def test_a_long_prompt_is_computed_in_chunks_beside_decodes():
     scheduler = make_scheduler(num_blocks=64, max_num_seqs=8, budget=8)
     short, long = make_sequence([1, 2], max_tokens=20), make_sequence(list(range(20)))
-    scheduler.add(short)
+    scheduler.add([short])
     run_step(scheduler)
-    scheduler.add(long)
+    scheduler.add([long])
     chunks = []
     while long.num_output_tokens == 0:
         output = run_step(scheduler)
@@ -41,7 +41,7 @@ def test_a_seat_is_refilled_in_the_step_after_it_is_left():
     scheduler = make_scheduler(max_num_seqs=2)
     short, long, waiting = make_sequence([1], max_tokens=1), make_sequence([2], max_tokens=9), make_sequence([3])
     for sequence in (short, long, waiting):
-        scheduler.add(sequence)
+        scheduler.add([sequence])
     run_step(scheduler)
     assert short.is_finished
     assert waiting in [item.sequence for item in run_step(scheduler).scheduled]
@@ -50,8 +50,8 @@ def test_a_seat_is_refilled_in_the_step_after_it_is_left():
 def test_the_last_to_arrive_is_preempted_and_resumes_with_its_tokens():
     scheduler = make_scheduler(num_blocks=4, caching=False)
     first, second = make_sequence([1] * 7, max_tokens=9), make_sequence([2] * 7, max_tokens=9)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler.add([first])
+    scheduler.add([second])
     run_step(scheduler)
     run_step(scheduler)
     output = run_step(scheduler)
@@ -67,10 +67,10 @@ def test_the_head_of_the_queue_is_never_overtaken():
     """First come, first served: small requests behind a large one must not starve it."""
     scheduler = make_scheduler(num_blocks=8)
     running, large, small = make_sequence([1] * 16), make_sequence([2] * 24), make_sequence([3])
-    scheduler.add(running)
+    scheduler.add([running])
     run_step(scheduler)
-    scheduler.add(large)
-    scheduler.add(small)
+    scheduler.add([large])
+    scheduler.add([small])
     output = run_step(scheduler)
     assert [item.sequence for item in output.scheduled] == [running]
     run_until_idle(scheduler)
@@ -81,9 +81,9 @@ def test_what_can_never_fit_is_refused_at_once_with_numbers():
     """Waiting for room that cannot come would block everything behind it for ever."""
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     with pytest.raises(ContextLengthError, match=r"14 prompt tokens.*max_tokens=8.*6.*4") as caught:
-        scheduler.add(make_sequence([1] * 14, max_tokens=8))
+        scheduler.add([make_sequence([1] * 14, max_tokens=8)])
     assert caught.value.code == "context_length_exceeded"
-    scheduler.add(make_sequence([1] * 8, max_tokens=8))
+    scheduler.add([make_sequence([1] * 8, max_tokens=8)])
     run_until_idle(scheduler)
 
 
@@ -95,7 +95,7 @@ def test_eos_and_stop_tokens_end_a_sequence_unless_ignored():
         make_sequence([1], stop_token_ids=[5]),
     )
     for sequence in (plain, deaf, own):
-        scheduler.add(sequence)
+        scheduler.add([sequence])
     run_step(scheduler, token_id=EOS)
     assert (plain.finish_reason, plain.stop_reason) == ("stop", EOS)
     assert not deaf.is_finished
@@ -106,8 +106,8 @@ def test_eos_and_stop_tokens_end_a_sequence_unless_ignored():
 def test_abort_frees_running_and_waiting():
     scheduler = make_scheduler(max_num_seqs=1)
     running, waiting = make_sequence([1] * 9), make_sequence([2] * 9)
-    scheduler.add(running)
-    scheduler.add(waiting)
+    scheduler.add([running])
+    scheduler.add([waiting])
     run_step(scheduler)
     assert scheduler.abort(waiting.request_id) == [waiting]
     assert scheduler.abort(running.request_id) == [running]
@@ -122,13 +122,13 @@ def test_choices_wait_for_the_prompt_and_share_its_full_blocks(caching: bool):
     scheduler = make_scheduler(num_blocks=32, budget=8, caching=caching)
     leader, *followers = make_choices(list(range(10)), n=3)
     other = make_sequence([90, 91])
-    for sequence in (leader, *followers, other):
-        scheduler.add(sequence)
+    scheduler.add([leader, *followers])
+    scheduler.add([other])
     assert [item.sequence for item in run_step(scheduler).scheduled] == [leader]
     # The leader's last two tokens; its followers still wait, and nobody waits behind them.
     assert [item.sequence for item in run_step(scheduler).scheduled] == [leader, other]
     output = run_step(scheduler)
-    assert [item.num_new_tokens for item in output.scheduled] == [1, 1, 2, 2]
+    assert [item.num_new_tokens for item in output.scheduled] == [1, 1, 1, 1], "a choice computes one token of its own"
     for follower in followers:
         assert follower.block_table[:2] == leader.block_table[:2]
         assert follower.block_table[2] != leader.block_table[2]
@@ -140,8 +140,7 @@ def test_choices_wait_for_the_prompt_and_share_its_full_blocks(caching: bool):
 def test_followers_of_a_gone_leader_go_on(ending: str):
     scheduler = make_scheduler(max_num_seqs=1, budget=8)
     leader, follower = make_choices(list(range(10)), n=2, max_tokens=1 if ending == "finish" else 5)
-    scheduler.add(leader)
-    scheduler.add(follower)
+    scheduler.add([leader, follower])
     run_step(scheduler)
     if ending == "abort":
         scheduler.abort(leader.request_id)
@@ -177,27 +176,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, pattern: int, length: int, max_tokens: int, salt: str | None, n: int):
         # Few patterns, so that prefixes are shared, diverge and meet again.
         prompt = [0 if i < 6 else pattern for i in range(length)]
-        for sequence in make_choices(prompt, n, max_tokens, salt):
-            try:
-                self.scheduler.add(sequence)
-            except ContextLengthError:
-                assert -(-(length + max_tokens) // 3) > self.scheduler.kv_cache_manager.pool.num_blocks
-            else:
-                self.sequences.append(sequence)
+        choices = make_choices(prompt, n, max_tokens, salt)
+        try:
+            self.scheduler.add(choices)
+        except ContextLengthError:
+            assert -(-(length + max_tokens) // 3) > self.scheduler.kv_cache_manager.pool.num_blocks
+        else:
+            self.sequences.extend(choices)
 
     @rule(token=st.sampled_from([1, 2, EOS]))
     def step(self, token: int):
         if not self.scheduler.has_work:
             return
-        progress = [(item.num_computed_tokens, item.num_tokens) for item in self.scheduler.running[:1]]
-        oldest = self.scheduler.running[:1]
+        best = sorted(self.scheduler.running, key=self.scheduler.policy.rank_of_running)[:1]
+        progress = [(item.num_computed_tokens, item.num_tokens) for item in best]
         output = run_step(self.scheduler, token)
         assert output.scheduled
         assert sum(item.num_new_tokens for item in output.scheduled) <= self.scheduler.max_num_batched_tokens
         assert len(output.scheduled) <= self.scheduler.max_num_seqs
         assert all(item.num_new_tokens > 0 for item in output.scheduled)
         assert all(not item.block_table for item in self.sequences if item.is_finished)
-        assert [(item.num_computed_tokens, item.num_tokens) for item in oldest] != progress or not oldest
+        assert [(item.num_computed_tokens, item.num_tokens) for item in best] != progress or not best
 
     @rule(choice=st.integers(0, 100))
     def abort(self, choice: int):

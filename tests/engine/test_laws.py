@@ -33,6 +33,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "kv_cache_memory_bytes": 40 * BLOCK_BYTES,
         "enable_prefix_caching": False,
     },
+    "pool of 40 blocks, swapped": {
+        "kv_cache_memory_bytes": 40 * BLOCK_BYTES,
+        "swap_space": 0.125,
+        "preemption_mode": "swap",
+    },
+    "pool of 40 blocks, swapped, no prefix cache": {
+        "kv_cache_memory_bytes": 40 * BLOCK_BYTES,
+        "swap_space": 0.125,
+        "preemption_mode": "swap",
+        "enable_prefix_caching": False,
+    },
+    "pool of 40 blocks, shortest first": {
+        "kv_cache_memory_bytes": 40 * BLOCK_BYTES,
+        "swap_space": 0.125,
+        "scheduling_policy": "shortest",
+    },
     "no prefix cache": {"enable_prefix_caching": False},
     "one at a time": {"max_num_seqs": 1},
 }
@@ -65,6 +81,7 @@ def test_same_tokens_however_it_is_scheduled(variant: str, tiny_model: TinyModel
             assert sampled == alone["sampled"]
         stats = engine.stats()
         assert ("pool of 40" in variant) == (stats.num_preemptions > 0)
+        assert ("swapped" not in variant) or stats.num_swapped_in_blocks > 0
         assert_at_rest(stats)
 
 
@@ -80,13 +97,13 @@ def test_a_prefix_hit_is_invisible(length: int, tiny_model: TinyModel, tiny_engi
 
 
 def test_equal_prompts_in_one_cold_batch(tiny_model: TinyModel, tiny_engine: LocalEngine):
-    """The second must not take blocks that the first has allocated but not computed."""
+    """The second must not take blocks that the first has allocated but not computed; it waits for them."""
     prompt = random_ids(64, seed=5)
     prompts = [prompt, prompt, prompt + random_ids(9, seed=6)]
     outputs = run(tiny_engine, *(request(item, 20, ignore_eos=True) for item in prompts))
     for item, output in zip(prompts, outputs, strict=True):
         assert_greedy(tiny_model.reference, item, token_ids(output))
-        assert output.usage.cached_tokens == 0
+    assert [output.usage.cached_tokens for output in outputs] == [0, 48, 64]
     assert_at_rest(tiny_engine.stats())
 
 
@@ -145,17 +162,25 @@ def test_a_seed_repeats_and_none_varies(tiny_engine: LocalEngine):
 
 
 @pytest.mark.model
-def test_smollm2_survives_preemption_and_chunking(engine: LocalEngine, smollm2_reference: Any):
+@pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
+def test_smollm2_survives_preemption_and_chunking(mode: str, engine: LocalEngine, smollm2_reference: Any):
     """The embedded model under a pool of 40 blocks, where six long requests cannot run together."""
     block_bytes = engine.model_info().kv_bytes_per_token * 16
     config = engine.config
     prompts = [engine.tokenize(f"Story {i}: " + "the old mill by the river turned slowly. " * 12) for i in range(6)]
     tight = type(config)(
-        dtype="float32", kv_cache_memory_bytes=40 * block_bytes, max_num_seqs=8, max_num_batched_tokens=64
+        dtype="float32",
+        kv_cache_memory_bytes=40 * block_bytes,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        swap_space=0.25,
+        preemption_mode=mode,
     )
     with LocalEngine(tight) as tight_engine:
         outputs = run(tight_engine, *(request(prompt, 40, ignore_eos=True) for prompt in prompts))
-        assert tight_engine.stats().num_preemptions > 0
-        assert_at_rest(tight_engine.stats())
+        stats = tight_engine.stats()
+        assert stats.num_preemptions > 0
+        assert (stats.num_preemptions_by_swap > 0) == (mode != "recompute")
+        assert_at_rest(stats)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert_greedy(smollm2_reference, prompt, token_ids(output))

@@ -11,7 +11,7 @@ import pytest
 from conftest import TinyModel
 from engine_helpers import assert_at_rest, request, run
 
-from pagedllm.api import GenerateRequest, Message, SamplingParams
+from pagedllm.api import GenerateRequest, Message, SamplingParams, ToolCall
 from pagedllm.config import EngineConfig
 from pagedllm.errors import ConfigError, ContextLengthError, InvalidRequestError
 from pagedllm.local import LocalEngine
@@ -59,6 +59,36 @@ def test_p14_message_shapes(engine: LocalEngine) -> None:
     assert engine.count_tokens(chat(user("hi"), assistant(""))) == engine.count_tokens(
         chat(user("hi"), assistant(None))
     )
+
+
+@pytest.mark.model
+def test_p14_tool_round_trip(engine: LocalEngine) -> None:
+    """Two tools over two turns: null beside calls is the same as an empty text, and each turn finds the one before.
+
+    A call that is written another way the second time would not be found in the cache.
+    """
+    calls = [
+        ToolCall(id="call_1", name="get_weather", arguments='{"city":"Łódź"}'),
+        ToolCall(id="call_2", name="get_time", arguments="{}"),
+    ]
+
+    def answers(*texts: str) -> list[Message]:
+        return [
+            Message(role="tool", content=text, tool_call_id=call.id) for text, call in zip(texts, calls, strict=False)
+        ]
+
+    asked = [SYSTEM, user("What are weather and time in Łódź?")]
+    null = [*asked, Message(role="assistant", content=None, tool_calls=calls), *answers("sunny", "noon")]
+    empty = [*asked, Message(role="assistant", content="", tool_calls=calls), *answers("sunny", "noon")]
+    engine.reset_prefix_cache()
+    one, same = run(engine, chat(*null, max_tokens=12), chat(*empty, max_tokens=12))
+    assert (one.usage.prompt_tokens, one.text) == (same.usage.prompt_tokens, same.text)
+    assert one.usage.prompt_tokens > engine.count_tokens(chat(*null[:-1])) > engine.count_tokens(chat(*asked))
+    follow_up = [*null, assistant(one.text), user("And later?"), Message(role="assistant", tool_calls=calls[1:])]
+    follow_up += [Message(role="tool", content="later", tool_call_id="call_2")]
+    [two] = run(engine, chat(*follow_up))
+    block_size = engine.model_info().block_size
+    assert two.usage.cached_tokens >= one.usage.prompt_tokens // block_size * block_size > 0
 
 
 def test_p6_degenerate_input(tiny: LocalEngine) -> None:

@@ -17,7 +17,7 @@ from hub_server import HubServer
 from tiny_models import write_gguf, write_hf_model
 
 from pagedllm.errors import ModelFileError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
-from pagedllm.files.hub import HubReference, parse_reference
+from pagedllm.files.hub import HubReference, fetch_config, parse_reference
 from pagedllm.files.locate import locate_model
 
 COMMIT, OTHER = "a" * 40, "b" * 40
@@ -299,3 +299,32 @@ def test_engine_by_environment_alone(hub: HubServer, tmp_path: Path, model_files
     assert len(outputs[0].splitlines()) == 2
     assert len(hub.log) == num_requests
     assert (tmp_path / "home" / "hub").is_dir()
+
+
+def test_the_configuration_alone(hub: HubServer, model_files: dict[str, bytes], tmp_path: Path) -> None:
+    """Who plans for a large model must not wait for its weights, nor find half a model in the cache afterwards."""
+    path = fetch_config(HubReference("org/model", "v1"), tmp_path / "here")
+    assert path.read_bytes() == model_files["config.json"]
+    assert {file for _, file, _ in hub.log if "resolve" in file} == {"/org/model/resolve/v1/config.json"}
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "message"),
+    [
+        (HubReference("org/none"), ModelNotFoundError, "no repository 'org/none'"),
+        (HubReference("org/model", "v9"), ModelNotFoundError, "no revision 'v9'"),
+        (HubReference("org/bare"), ModelNotFoundError, "has no config.json"),
+        (HubReference("org/gated"), ModelNotFoundError, "gated"),
+        (HubReference("org/broken"), ModelLoadError, "config.json cannot be downloaded"),
+    ],
+)
+def test_the_configuration_that_cannot_be_had(
+    reference: HubReference, error: type[Exception], message: str, hub: HubServer, tmp_path: Path
+) -> None:
+    hub.repositories |= {name: {"config.json": b"{}"} for name in ("org/gated", "org/broken")} | {"org/bare": {}}
+    hub.gated.add("org/gated")
+    if reference.repo_id == "org/broken":
+        hub.broken.add("config.json")
+    with pytest.raises(error, match=message):
+        fetch_config(reference, tmp_path / "here")

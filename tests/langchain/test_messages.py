@@ -19,7 +19,7 @@ from langchain_core.messages import (
 
 from langchain_pagedllm import ChatPagedLLM, PagedLLM
 from langchain_pagedllm.messages import to_messages
-from pagedllm.api import Message
+from pagedllm.api import Message, ToolCall
 from pagedllm.errors import InvalidRequestError
 
 
@@ -91,16 +91,80 @@ def test_content_none_is_empty() -> None:
         (HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}]), "'image_url'"),
         (HumanMessage([{"type": "audio", "base64": "x"}]), "'audio'"),
         (HumanMessage([{"type": "text", "text": 3}]), "'text'"),
-        (ToolMessage("x", tool_call_id="1"), "ToolMessage"),
         (FunctionMessage("x", name="f"), "FunctionMessage"),
         (RemoveMessage(id="1"), "RemoveMessage"),
-        (AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]), "AIMessage with tool_calls"),
+        (ToolMessage([{"type": "image", "base64": "x"}], tool_call_id="1"), "'image'"),
+        (AIMessage([{"type": "tool_use", "id": "1", "name": "f", "input": {}}]), "'tool_use'"),
+        (HumanMessage([{"type": "tool_use", "id": "1"}]), "'tool_use'"),
+        (AIMessage("", tool_calls=[{"name": "", "args": {}, "id": "1"}]), r"tool_calls\.name=''"),
+        (
+            AIMessage("", tool_calls=[{"name": "f", "args": {"x": {1, 2}}, "id": "1"}]),
+            r"tool_calls\.args=.*must be JSON",
+        ),
+        (AIMessage("", tool_calls=[{"name": "f", "args": {"x": "\ud83d"}, "id": "1"}]), "surrogate"),
     ],
 )
 def test_what_cannot_be_said_is_named(message: BaseMessage, named: str) -> None:
     """A part that is dropped in silence makes the model answer another question."""
     with pytest.raises(InvalidRequestError, match=named):
         to_messages([message])
+
+
+CALL = {"name": "get_weather", "args": {"city": "Łódź"}, "id": "call_1"}
+ASKED = ToolCall(id="call_1", name="get_weather", arguments='{"city": "Łódź"}')
+
+
+def test_tool_calls_and_answers() -> None:
+    """Answers keep apart, each with the id of its call; an error is an answer like any other."""
+    got = to_messages(
+        [
+            AIMessage("Let me see.", tool_calls=[CALL, {"name": "now", "args": {}, "id": None}]),
+            ToolMessage([{"type": "text", "text": "sunny"}, "!"], tool_call_id="call_1", artifact=object()),
+            ToolMessage("no clock", tool_call_id="call_2", status="error", name="now"),
+            ToolMessage("", tool_call_id="call_3"),
+        ]
+    )
+    assert got == (
+        Message(
+            role="assistant",
+            content="Let me see.",
+            tool_calls=[ASKED, ToolCall(id="", name="now", arguments="{}")],
+        ),
+        Message(role="tool", content="sunny!", tool_call_id="call_1"),
+        Message(role="tool", content="no clock", tool_call_id="call_2"),
+        Message(role="tool", content="", tool_call_id="call_3"),
+    )
+
+
+def test_calls_that_langchain_could_not_parse_are_kept() -> None:
+    """The model must see what it wrote, or it cannot mend it."""
+    broken = {"name": "f", "args": '{"a": ', "id": "call_2", "error": "no JSON"}
+    [got] = to_messages([AIMessage("", tool_calls=[CALL], invalid_tool_calls=[broken])])
+    assert got.tool_calls == (ASKED, ToolCall(id="call_2", name="f", arguments='{"a": '))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Łódź"}},
+        {"type": "tool_call", "id": "call_1", "name": "get_weather", "args": {"city": "Łódź"}},
+        {"type": "function_call", "id": "fc_7", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+    ],
+)
+def test_calls_are_not_written_twice(part: dict[str, Any]) -> None:
+    """Histories of other models have them among the parts of the content as well."""
+    [got] = to_messages([AIMessage([{"type": "text", "text": "a"}, part], tool_calls=[CALL])])
+    assert got == Message(role="assistant", content="a", tool_calls=[ASKED])
+
+
+def test_nothing_is_joined_to_a_turn_with_calls() -> None:
+    """Text that came after them would move before them."""
+    calling = AIMessage("b", tool_calls=[CALL])
+    got = to_messages([AIMessage("a"), calling, AIMessage("c"), AIMessage("d")])
+    assert got == (
+        Message(role="assistant", content="a\nb", tool_calls=[ASKED]),
+        Message(role="assistant", content="c\nd"),
+    )
 
 
 CHAT_OPTIONS = ("parse_special_tokens", "continue_final_message", "add_generation_prompt")
@@ -184,6 +248,25 @@ def test_row_75_prefill_on_the_embedded_model() -> None:
     counted = chat.get_num_tokens_from_messages(messages)
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_tokens"] < counted
+
+
+@pytest.mark.model
+def test_p14_tool_round_trip_on_the_embedded_model() -> None:
+    """Null beside calls, then the answer: the model reads both, and the next turn finds them in the cache."""
+    chat = ChatPagedLLM(temperature=0, max_tokens=16, cache_salt="p14", engine_args={"dtype": "float32"})
+    calling = AIMessage("", tool_calls=[CALL])
+    calling.content = None  # type: ignore[assignment]
+    asked = [HumanMessage("What is the weather in Łódź?"), calling]
+    answered = [*asked, ToolMessage("Hailstones, 3 degrees.", tool_call_id="call_1")]
+    first = chat.invoke(answered)
+    assert first.usage_metadata is not None
+    assert first.text
+    without = chat.get_num_tokens_from_messages([*asked, ToolMessage("", tool_call_id="call_1")])
+    assert first.usage_metadata["input_tokens"] > without > chat.get_num_tokens_from_messages(asked[:1])
+    assert "".join(chunk.text for chunk in chat.stream(answered)) == first.text
+    again = chat.invoke([*answered, first, HumanMessage("And in Oslo?")])
+    assert again.usage_metadata is not None
+    assert again.usage_metadata["input_token_details"]["cache_read"] >= first.usage_metadata["input_tokens"] // 16 * 16
 
 
 @pytest.mark.model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pagedllm.api import GenerateRequest, Message
+from pagedllm.api import GenerateRequest, Message, ToolCall
 from pagedllm.config import EngineConfig
 from pagedllm.errors import ConfigError, InvalidRequestError
 
@@ -67,6 +67,34 @@ def test_what_is_no_text_is_named(content: Any, message: str) -> None:
 def test_roles(role: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\.role"):
         Message(role=role, content="x")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"id": None}, r"tool_calls\.id=None"),
+        ({"arguments": {"a": 1}}, r"tool_calls\.arguments=.*must be a string"),
+        ({"name": ""}, r"tool_calls\.name='': must not be empty"),
+        ({"arguments": "\ud83d"}, r"tool_calls\.arguments.*surrogate"),
+    ],
+)
+def test_tool_calls(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        ToolCall(**{"id": "1", "name": "f", "arguments": "{}", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"role": "user", "tool_calls": [ToolCall(id="1", name="f", arguments="{}")]}, "only an assistant calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "tool_call_id": "1"}, r"tool_call_id='1'.*role 'tool'"),
+        ({"role": "tool", "tool_call_id": "x\ud83d"}, r"tool_call_id.*surrogate at position 1"),
+    ],
+)
+def test_fields_of_tools(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        Message(content="x", **fields)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from .chat import chat
 from .env import env
 from .errors import clear_errors
 from .models import models
+from .plan import plan
 from .serve import serve
 
 __all__ = ["app"]
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(chat)
 app.command()(serve)
 app.command()(models)
+app.command()(plan)
 app.command()(env)
 app.add_typer(bench_app, name="bench")
 

@@ -72,7 +72,7 @@ class ForwardBatch:
             slots.extend(table[i // block_size] * block_size + i % block_size for i in range(start, end))
             cu_seqlens_q.append(cu_seqlens_q[-1] + item.num_new_tokens)
             seq_lens.append(end)
-            if item.reaches_end:
+            if item.samples:
                 logits_indices.append(cu_seqlens_q[-1] - 1)
         return cls(
             input_ids=torch.tensor(input_ids),

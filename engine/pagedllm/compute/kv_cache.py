@@ -28,6 +28,7 @@ class KVCache:
     Attributes:
         keys: Per layer [num_blocks, block_size, num_kv_heads, head_dim].
         values: As ``keys``.
+        blocks: The same memory by block [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
     """
 
     def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
@@ -41,3 +42,5 @@ class KVCache:
         self.block_size = block_size
         self.keys = [pool[layer, 0] for layer in range(config.num_layers)]
         self.values = [pool[layer, 1] for layer in range(config.num_layers)]
+        # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+        self.blocks = pool.permute(2, 0, 1, 3, 4, 5)

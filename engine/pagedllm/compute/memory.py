@@ -10,7 +10,16 @@ from pathlib import Path
 from ..config import EngineConfig
 from ..errors import ConfigError
 
-__all__ = ["PoolSize", "available_memory_bytes", "plan_pool"]
+__all__ = [
+    "PoolSize",
+    "available_memory_bytes",
+    "gpu_pool_bytes",
+    "num_blocks_for",
+    "num_host_blocks",
+    "plan_pool",
+    "pool_bytes",
+    "wanted_model_len",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +47,39 @@ def available_memory_bytes() -> int:
     return max(available, 0)
 
 
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold the KV of so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+def pool_bytes(config: EngineConfig, *, bytes_per_token: int, max_model_len: int) -> int:
+    """Bytes of the KV pool on a CPU: what was asked for, else the least of three limits.
+
+    Args:
+        config: What was asked for.
+        bytes_per_token: Of the KV cache, over all layers.
+        max_model_len: Longest sequence, in tokens.
+    """
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    sequence_bytes = num_blocks_for(max_model_len, config.block_size) * config.block_size * bytes_per_token
+    return min(
+        int(available_memory_bytes() * _DEFAULT_POOL_SHARE), _DEFAULT_POOL_BYTES, config.max_num_seqs * sequence_bytes
+    )
+
+
+def gpu_pool_bytes(*, memory_bytes: int, utilization: float, weights_bytes: int, activation_bytes: int) -> int:
+    """Bytes that a GPU has for the KV pool; negative by what weights and activations lack.
+
+    Args:
+        memory_bytes: Of the whole device.
+        utilization: Share of it that the engine may take, 0 to 1. The rest is for the driver and for others.
+        weights_bytes: All of them.
+        activation_bytes: Most that one step takes besides.
+    """
+    return int(memory_bytes * utilization) - weights_bytes - activation_bytes
+
+
 def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int) -> PoolSize:
     """Size the KV pool and fit ``max_model_len`` to it.
 
@@ -50,39 +92,60 @@ def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int)
         ConfigError: ``max_model_len`` is above the model's limit or does not fit the pool; the message names the
             largest that does. Or the pool does not hold a single block.
     """
-    wanted_len = config.max_model_len or model_max_len
-    if wanted_len > model_max_len:
-        raise ConfigError.for_value("max_model_len", wanted_len, f"the model's limit is {model_max_len}")
+    wanted_len = wanted_model_len(config, model_max_len)
     block_bytes = bytes_per_token * config.block_size
-    blocks_per_sequence = -(-wanted_len // config.block_size)
-    if config.kv_cache_memory_bytes is not None:
-        pool_bytes = config.kv_cache_memory_bytes
-    else:
-        pool_bytes = min(
-            int(available_memory_bytes() * _DEFAULT_POOL_SHARE),
-            _DEFAULT_POOL_BYTES,
-            config.max_num_seqs * blocks_per_sequence * block_bytes,
-        )
-    num_blocks = pool_bytes // block_bytes
+    size = pool_bytes(config, bytes_per_token=bytes_per_token, max_model_len=wanted_len)
+    num_blocks = size // block_bytes
     if num_blocks < 1:
         raise ConfigError.for_value(
-            "kv_cache_memory_bytes", pool_bytes, f"must hold at least one block of {block_bytes} bytes"
+            "kv_cache_memory_bytes", size, f"must hold at least one block of {block_bytes} bytes"
         )
     fitting_len = min(wanted_len, num_blocks * config.block_size)
     if fitting_len < wanted_len:
         if config.max_model_len is not None:
+            needed = num_blocks_for(wanted_len, config.block_size) * block_bytes
             raise ConfigError.for_value(
                 "max_model_len",
                 wanted_len,
                 f"the KV pool of {num_blocks} blocks holds {fitting_len} tokens; lower it to that or raise "
-                f"kv_cache_memory_bytes to {blocks_per_sequence * block_bytes}",
+                f"kv_cache_memory_bytes to {needed}",
             )
         logger.warning(
             "max_model_len lowered from %d to %d, which is what the KV pool of %d blocks holds; "
             "raise kv_cache_memory_bytes (now %d) for longer sequences",
-            wanted_len, fitting_len, num_blocks, pool_bytes,
+            wanted_len, fitting_len, num_blocks, size,
         )  # fmt: skip
     return PoolSize(num_blocks=num_blocks, max_model_len=fitting_len)
+
+
+def num_host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks in ``swap_space``.
+
+    Raises:
+        ConfigError: It is more than the machine has, or does not hold a single block.
+    """
+    wanted = int(config.swap_space * 2**30)
+    available = available_memory_bytes()
+    if wanted > available:
+        allowed = f"is more than the {available / 2**30:.1f} GiB of memory that are available"
+        raise ConfigError.for_value("swap_space", config.swap_space, allowed)
+    num_blocks = wanted // (bytes_per_token * config.block_size)
+    if wanted and not num_blocks:
+        allowed = f"must hold at least one block of {bytes_per_token * config.block_size} bytes"
+        raise ConfigError.for_value("swap_space", config.swap_space, allowed)
+    return num_blocks
+
+
+def wanted_model_len(config: EngineConfig, model_max_len: int) -> int:
+    """The longest sequence that was asked for, else the model's own limit.
+
+    Raises:
+        ConfigError: It is above the model's limit.
+    """
+    wanted_len = config.max_model_len or model_max_len
+    if wanted_len > model_max_len:
+        raise ConfigError.for_value("max_model_len", wanted_len, f"the model's limit is {model_max_len}")
+    return wanted_len
 
 
 def _read(path: str) -> str:

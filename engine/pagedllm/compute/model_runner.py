@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +15,13 @@ from pagedllm_kernels.interface import Kernels, KernelsUnavailableError
 from pagedllm_kernels.registry import KERNELS, select_kernels
 
 from ..config import EngineConfig
+from ..control.host_tier import BlockCopy
 from ..errors import ConfigError
 from ..files.locate import ModelFiles
 from .forward_batch import ForwardBatch
+from .host_cache import HostCache
 from .kv_cache import KVCache, kv_bytes_per_token
-from .memory import PoolSize, plan_pool
+from .memory import PoolSize, num_host_blocks, plan_pool
 from .models.config import ModelConfig, load_model_config
 from .models.decoder import Decoder
 from .models.layers import allocate_weights, weight_slots
@@ -52,6 +55,9 @@ class ModelRunner:
         self.kv_cache = KVCache(
             self.model_config, num_blocks=self.pool_size.num_blocks, block_size=config.block_size, dtype=self.dtype
         )
+        self.num_host_blocks = num_host_blocks(config, self.bytes_per_token)
+        self._host_cache = HostCache(self.kv_cache, self.num_host_blocks)
+        self.copy_bytes_per_s = self._host_cache.measure_copy_rate() if self.num_host_blocks else None
         self.kernels = _select_kernels(config.kernels, self.dtype, self.model_config)
         self._decoder = self._load(files)
         logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
@@ -60,6 +66,10 @@ class ModelRunner:
     def run(self, batch: ForwardBatch) -> Tensor:
         """One forward pass: [num_sampled, vocab_size] float32 logits."""
         return self._decoder.forward(batch, self.kv_cache)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy KV blocks within the device and between device and host, in this order; before ``run``."""
+        self._host_cache.copy(copies)
 
     def _load(self, files: ModelFiles) -> Decoder:
         weights = allocate_weights(self.model_config, self.dtype)

@@ -1,159 +1,251 @@
-"""Which sequence owns which KV blocks: allocation on demand, prefix reuse, publication and release."""
+"""Which sequence owns which KV blocks: allocation on demand, prefix reuse, publication, swap and release."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as TokenIds
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from .block_pool import BlockPool
+from .host_tier import HostTier
+from .kv_counters import KVCounters, KVUsage
+from .pins import Pins
 from .prefix_cache import PrefixCache
-from .sequence import Sequence
+from .sequence import PrefixMatch, Sequence, SwappedBlocks
 
-__all__ = ["KVCacheManager", "KVUsage"]
+__all__ = ["KVCacheManager"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KVUsage:
-    """How the pool is used now; ``num_free + num_cached + num_referenced == num_blocks``."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where a waiting sequence's KV can be had.
 
-    num_blocks: int
-    num_free: int
-    num_cached: int
-    num_referenced: int
+    Args:
+        nodes: Its cached prefix, on the device and then on the host.
+        shared: Or else: blocks of another choice of its request.
+        num_swapped: How many of its swapped blocks, the last ones, go on from there.
+        num_tokens: Tokens whose KV these hold.
+    """
+
+    nodes: tuple[int, ...]
+    shared: tuple[int, ...]
+    num_swapped: int
+    num_tokens: int
 
 
 class KVCacheManager:
     """Gives sequences the blocks that the next step writes, and keeps full ones for reuse.
 
-    A block is written only by the sequence that allocated it, and published only when it is full and its KV has been
-    computed. From then on nobody writes it, so any number of sequences may read it.
+    A block is written only by the sequence that holds it alone, and published only when it is full and its KV has been
+    computed. From then on nobody writes it, so any number of sequences may read it. A choice shares its leader's
+    partial last block only until its first own token, which copies it.
 
     Args:
-        num_blocks: Size of the pool.
+        num_blocks: Size of the device's pool.
         block_size: Tokens per block.
         enable_prefix_caching: If False nothing is published, so nothing is ever matched.
+        num_host_blocks: Size of the host's pool, for preempted sequences and for prefixes that left the device.
+        max_pinned_fraction: Share of the device's pool that pins may hold.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        max_pinned_fraction: float = 0.5,
+    ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
+        self.host = HostTier(num_host_blocks)
+        self.counters = KVCounters()
         self.prefix_cache = PrefixCache(block_size)
+        self.pins = Pins(self.prefix_cache, int(num_blocks * max_pinned_fraction))
         self._node_of_block: dict[int, int] = {}
-        self.prefix_queries = 0
-        self.prefix_hits = 0
 
     @property
     def usage(self) -> KVUsage:
-        num_free, num_cached = self.pool.num_free, self.prefix_cache.num_idle
+        cache, num_free = self.prefix_cache, self.pool.num_free
         return KVUsage(
             num_blocks=self.pool.num_blocks,
             num_free=num_free,
-            num_cached=num_cached,
-            num_referenced=self.pool.num_blocks - num_free - num_cached,
+            num_cached=cache.num_idle,
+            num_referenced=self.pool.num_blocks - num_free - cache.num_idle,
+            num_pinned=cache.num_pinned,
+            num_host_blocks=self.host.pool.num_blocks,
+            num_host_free=self.host.pool.num_free,
+            num_host_cached=cache.num_on_host,
         )
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out now."""
+        return self.pool.num_free + self.prefix_cache.num_evictable
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match_prefix(self, token_ids: TokenIds[int], salt: str | None) -> list[int]:
-        """Cached nodes of the longest usable prefix. Changes nothing.
-
-        At least one token is left to compute, because a step must yield logits; hence the ``- 1``.
-        """
+    def match_prefix(self, token_ids: List[int], salt: str | None) -> list[int]:
+        """Cached nodes of the longest usable prefix, in any tier. Changes nothing."""
         return self.prefix_cache.match(token_ids, salt, (len(token_ids) - 1) // self.block_size)
 
-    def admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its cached prefix, if all its known tokens fit beside what is running.
+    def look_up(self, sequence: Sequence) -> list[int]:
+        """As ``match_prefix``, remembering in the sequence what was found, so that the next time costs little."""
+        cache, known = self.prefix_cache, sequence.match
+        start: list[int] = []
+        if known is not None and (not known.nodes or cache.generation_of(known.nodes[-1]) == known.generation):
+            if known.num_inserted == cache.num_inserted:
+                return known.nodes
+            parent = known.nodes[-1] if known.nodes else None
+            if known.next_tokens is None or cache.find(parent, sequence.salt, known.next_tokens) is None:
+                known.num_inserted = cache.num_inserted
+                return known.nodes
+            start = known.nodes
+        size, max_blocks = self.block_size, sequence.max_usable_prefix // self.block_size
+        nodes = cache.match(sequence.token_ids, sequence.salt, max_blocks, start=start)
+        num_known = len(nodes) * size
+        sequence.match = PrefixMatch(
+            nodes=nodes,
+            generation=cache.generation_of(nodes[-1]) if nodes else 0,
+            next_tokens=tuple(sequence.token_ids[num_known : num_known + size]) if len(nodes) < max_blocks else None,
+            num_inserted=cache.num_inserted,
+        )
+        return nodes
 
-        Only the prefix's blocks are taken; the rest is allocated as steps need it. Asking for room for all of them
-        avoids admitting a long prompt that would be preempted half-way.
+    def admit(self, sequence: Sequence, num_reserved: int = 0) -> bool:
+        """Give a waiting sequence what is there of its KV, if all its known tokens fit beside what is running.
+
+        Only blocks that hold KV are taken; the rest is allocated as steps need it. Asking for room for all known
+        tokens avoids admitting a long prompt that would be preempted half-way.
+
+        Args:
+            sequence: Holds no device blocks.
+            num_reserved: Blocks to leave for others.
         """
         assert not sequence.block_table
-        nodes = [] if sequence.needs_all_prompt_logits else self.match_prefix(sequence.token_ids, sequence.salt)
-        blocks = [self.prefix_cache.block_of(node) for node in nodes]
-        shared = self._blocks_of_leader(sequence)
-        if len(shared) > len(blocks):
-            assert sequence.leader is not None
-            blocks, nodes = shared, sequence.leader.nodes[: len(shared)]
-        held = self._held_blocks(blocks, nodes)
-        num_idle = sum(self.pool.ref_counts[block_id] == 0 for block_id in held)
-        num_needed = self.num_blocks_for(sequence.num_tokens) - len(blocks)
-        if num_needed > self.pool.num_free + self.prefix_cache.num_idle - num_idle:
+        found = self._find(sequence)
+        on_device = [node for node in found.nodes if not self.prefix_cache.is_on_host(node)]
+        num_idle = sum(self.prefix_cache.is_idle(node) and not self.prefix_cache.is_pinned(node) for node in on_device)
+        num_present = found.num_tokens // self.block_size if found.shared else len(on_device)
+        num_needed = self.num_blocks_for(sequence.num_tokens) - num_present
+        if num_needed + num_reserved > self.num_available - num_idle:
             return False
-        for block_id in held:
-            self._acquire(block_id)
-        sequence.nodes = nodes
-        sequence.block_table = blocks
-        sequence.num_computed_tokens = len(blocks) * self.block_size
-        if sequence.num_cached_tokens is None:
-            # What a preempted sequence finds again is its own earlier work, not reuse across requests.
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            if self.enable_prefix_caching and sequence.leader is None:
-                self.prefix_queries += sequence.num_prompt_tokens
-                self.prefix_hits += sequence.num_cached_tokens
+        self._take(sequence, found)
+        self._count_hit(sequence, num_host_tokens=(len(found.nodes) - len(on_device)) * self.block_size)
         return True
 
     def allocate(self, sequence: Sequence, num_new_tokens: int) -> bool:
-        """Extend the block table so that the next ``num_new_tokens`` have slots; False, changing nothing, if not."""
-        num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_new_tokens) - len(sequence.block_table)
-        if num_blocks > self.pool.num_free + self.prefix_cache.num_idle:
+        """Make the block table ready for the next ``num_new_tokens``; False, changing nothing, if there is no room.
+
+        New blocks are appended. A shared block that would be written is replaced by a copy.
+        """
+        table, size = sequence.block_table, self.block_size
+        first = sequence.num_computed_tokens // size
+        is_shared = first < len(table) and self.pool.ref_counts[table[first]] > 1
+        num_new = -(-(sequence.num_computed_tokens + num_new_tokens) // size) - len(table)
+        if not num_new and not is_shared:
+            return True
+        if num_new + is_shared > self.num_available:
             return False
-        for _ in range(num_blocks):
-            if self.pool.num_free == 0:
-                self._evict()
-            sequence.block_table.append(self.pool.allocate())
+        if is_shared:
+            source, table[first] = table[first], self._take_block()
+            self.host.copy_within_device(source, table[first])
+            self._release(source)
+        for _ in range(num_new):
+            table.append(self._take_block())
         return True
 
     def publish(self, sequence: Sequence) -> None:
         """Offer the sequence's newly full blocks for reuse. Call it only after their KV has been written."""
-        if not self.enable_prefix_caching or not sequence.publishes:
+        cache, size = self.prefix_cache, self.block_size
+        num_nodes, num_full = len(sequence.nodes), sequence.num_computed_tokens // size
+        if num_nodes == num_full or not self.enable_prefix_caching or not sequence.publishes:
             return
-        for i in range(len(sequence.nodes), sequence.num_computed_tokens // self.block_size):
-            tokens = tuple(sequence.token_ids[i * self.block_size : (i + 1) * self.block_size])
+        for i in range(num_nodes, num_full):
+            tokens = tuple(sequence.token_ids[i * size : (i + 1) * size])
             parent = sequence.nodes[-1] if sequence.nodes else None
             block_id = sequence.block_table[i]
-            node = self.prefix_cache.publish(parent, sequence.salt, tokens, block_id)
-            owner = self.prefix_cache.block_of(node)
-            if owner == block_id:
+            node = cache.find(parent, sequence.salt, tokens)
+            if node is None:
+                node = cache.insert(parent, sequence.salt, tokens, block_id)
+                self._node_of_block[block_id] = node
+                sequence.num_created_tokens += size if (i + 1) * size <= sequence.num_prompt_tokens else 0
+            elif cache.is_on_host(node):
+                self.host.free(cache.move_to_device(node, block_id))
                 self._node_of_block[block_id] = node
             else:
-                # Someone published the same tokens first. Our copy stays private, but the path to what we publish
-                # next runs through that node, so we hold a reference that keeps it from being evicted.
-                self._acquire(owner)
+                # Someone published the same tokens first: one copy is enough.
+                sequence.block_table[i] = cache.block_of(node)
+                self._acquire(sequence.block_table[i])
+                self._release(block_id)
             sequence.nodes.append(node)
 
-    def free(self, sequence: Sequence) -> None:
-        """Take back all that the sequence holds; published blocks stay cached until their room is needed."""
+    def free(self, sequence: Sequence, *, is_worth_keeping: bool = True) -> None:
+        """Take back all that the sequence holds; published blocks stay cached until their room is needed.
+
+        Args:
+            sequence: What holds them.
+            is_worth_keeping: Whether what was published may move to the host then, rather than be dropped.
+        """
         self.prefix_cache.tick()
-        for block_id in self._held_blocks(sequence.block_table, sequence.nodes):
-            self._release(block_id)
+        # The last position first, so that leaves go idle before their parents.
+        for block_id in reversed(sequence.block_table):
+            self._release(block_id, is_worth_keeping=is_worth_keeping)
+        if sequence.swapped is not None:
+            for host_block in sequence.swapped.host_blocks:
+                self.host.free(host_block)
+            sequence.swapped = None
         sequence.block_table = []
         sequence.nodes = []
         sequence.num_computed_tokens = 0
 
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Free a running sequence's blocks such that its KV can come back; False, changing nothing, without room.
+
+        What the prefix cache has of it stays there, and moves to the host when its room is needed; the rest is copied
+        to host blocks of its own.
+        """
+        start = len(sequence.nodes)
+        blocks = sequence.block_table[start : self.num_blocks_for(sequence.num_computed_tokens)]
+        while self.host.pool.num_free < len(blocks):
+            if not self._drop_host_leaf():
+                return False
+        host_blocks = tuple(self.host.copy_out(block_id) for block_id in blocks)
+        num_tokens = sequence.num_computed_tokens
+        self.free(sequence)
+        sequence.swapped = SwappedBlocks(start, host_blocks, num_tokens)
+        return True
+
     def reset_prefix_cache(self, running: Iterable[Sequence]) -> None:
-        """Forget all cached prefixes. Running sequences keep their blocks, but no longer share new ones."""
-        while self.prefix_cache.num_idle:
-            self._evict()
+        """Forget all cached prefixes, pinned ones too, in every tier.
+
+        Running sequences keep their blocks, but share no new ones. Swapped ones keep what is theirs alone.
+        """
+        cache = self.prefix_cache
+        for node in cache.nodes():
+            if cache.is_on_host(node):
+                self.host.free(cache.host_block_of(node))
+            elif cache.is_idle(node):
+                self.pool.recycle(cache.block_of(node))
         for sequence in running:
-            for block_id, node in zip(sequence.block_table, sequence.nodes, strict=False):
-                owner = self.prefix_cache.block_of(node)
-                if owner != block_id and self.pool.release(owner):
-                    self.pool.recycle(owner)
             sequence.nodes = []
             sequence.publishes = False
         self._node_of_block.clear()
-        self.prefix_cache = PrefixCache(self.block_size)
+        self.pins.clear()
+        cache.clear()
 
-    def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Recount everything from the running sequences; raises AssertionError on any disagreement."""
+    def check_integrity(self, running: Iterable[Sequence], waiting: Iterable[Sequence] = ()) -> None:
+        """Recount everything from the sequences; raises AssertionError on any disagreement."""
         ref_counts = [0] * self.pool.num_blocks
         for sequence in running:
+            assert sequence.swapped is None
             assert len(sequence.block_table) * self.block_size >= sequence.num_computed_tokens
             assert len(set(sequence.block_table)) == len(sequence.block_table), "a block twice in one table"
-            for block_id in self._held_blocks(sequence.block_table, sequence.nodes):
+            assert sequence.block_table[: len(sequence.nodes)] == list(map(self.prefix_cache.block_of, sequence.nodes))
+            for block_id in sequence.block_table:
                 ref_counts[block_id] += 1
         assert ref_counts == self.pool.ref_counts, "reference counts do not match the block tables"
         node_of_block = self.prefix_cache.check_integrity(ref_counts)
@@ -163,43 +255,112 @@ class KVCacheManager:
         for block_id, count in enumerate(ref_counts):
             kinds = (block_id in free_ids) + (count == 0 and block_id in node_of_block) + (count > 0)
             assert kinds == 1, f"block {block_id} is not exactly one of free, cached and referenced"
+        self._check_host(waiting)
+        self.pins.check_integrity()
 
-    def _blocks_of_leader(self, sequence: Sequence) -> list[int]:
-        """The full prompt blocks that another choice of the request has computed.
+    def _check_host(self, waiting: Iterable[Sequence]) -> None:
+        cache = self.prefix_cache
+        used = [cache.host_block_of(node) for node in cache.nodes() if cache.is_on_host(node)]
+        for sequence in waiting:
+            assert not sequence.block_table
+            assert not sequence.nodes
+            used.extend(() if sequence.swapped is None else sequence.swapped.host_blocks)
+        everything = sorted([*used, *self.host.pool.free_ids])
+        assert everything == list(range(self.host.pool.num_blocks)), "a host block is lost or held twice"
 
-        The partial block at the prompt's end is not copied: computing its few tokens again costs less than an
-        operation of its own, and takes the same one block.
-        """
+    def _find(self, sequence: Sequence) -> _Found:
+        """What is there of a waiting sequence's KV, in whichever place has the most of it."""
+        nodes = tuple(self.look_up(sequence)) if sequence.max_usable_prefix else ()
+        num_tokens, num_swapped, swapped = len(nodes) * self.block_size, 0, sequence.swapped
+        if swapped is not None and len(nodes) >= swapped.start and swapped.num_tokens > num_tokens:
+            num_swapped = swapped.start + len(swapped.host_blocks) - len(nodes)
+            num_tokens = swapped.num_tokens
         leader = sequence.leader
-        if leader is None or not leader.is_prompt_computed or sequence.needs_all_prompt_logits:
-            return []
-        return leader.block_table[: (sequence.num_prompt_tokens - 1) // self.block_size]
+        if leader is not None and leader.block_table and leader.is_prompt_computed:
+            num_shared_tokens = sequence.num_prompt_tokens - 1
+            if num_shared_tokens > num_tokens:
+                shared = tuple(leader.block_table[: self.num_blocks_for(num_shared_tokens)])
+                return _Found((), shared, 0, num_shared_tokens)
+        return _Found(nodes, (), num_swapped, num_tokens)
 
-    def _held_blocks(self, block_table: list[int], nodes: list[int]) -> list[int]:
-        """Blocks that such a sequence references, last position first, so that leaves go idle before their parents."""
-        held = list(block_table)
-        for block_id, node in zip(block_table, nodes, strict=False):
-            owner = self.prefix_cache.block_of(node)
-            if owner != block_id:
-                held.append(owner)
-        held.reverse()
-        return held
+    def _take(self, sequence: Sequence, found: _Found) -> None:
+        cache = self.prefix_cache
+        cache.protect(node for node in found.nodes if cache.is_on_host(node))
+        # All that is there first, so that making room for the rest does not evict it.
+        on_device = [node for node in found.nodes if not cache.is_on_host(node)]
+        sequence.nodes = list(found.nodes)
+        sequence.block_table = [*map(cache.block_of, on_device), *found.shared]
+        if found.shared and sequence.leader is not None:
+            num_full = found.num_tokens // self.block_size
+            sequence.nodes = sequence.leader.nodes[:num_full]
+        for block_id in sequence.block_table:
+            self._acquire(block_id)
+        for node in found.nodes[len(on_device) :]:
+            block_id = self._take_block()
+            self.host.copy_in(cache.move_to_device(node, block_id), block_id)
+            self._node_of_block[block_id] = node
+            sequence.block_table.append(block_id)
+        cache.protect(())
+        if sequence.swapped is not None:
+            host_blocks = sequence.swapped.host_blocks
+            num_left = len(host_blocks) - found.num_swapped
+            for host_block in host_blocks[:num_left]:
+                self.host.free(host_block)
+            for host_block in host_blocks[num_left:]:
+                sequence.block_table.append(self._take_block())
+                self.host.copy_in(host_block, sequence.block_table[-1])
+            sequence.swapped = None
+        sequence.num_computed_tokens = found.num_tokens
+
+    def _count_hit(self, sequence: Sequence, *, num_host_tokens: int) -> None:
+        if sequence.num_cached_tokens is not None:
+            return  # what a preempted sequence finds again is its own earlier work, not reuse across requests
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        if self.enable_prefix_caching and sequence.leader is None:
+            self.counters.prefix_queries += sequence.num_prompt_tokens
+            self.counters.prefix_hits += sequence.num_cached_tokens
+            self.counters.prefix_hits_on_host += num_host_tokens
 
     def _acquire(self, block_id: int) -> None:
         if self.pool.ref_counts[block_id] == 0:
-            self.prefix_cache.set_used(self._node_of_block[block_id])
+            node = self._node_of_block[block_id]
+            self.counters.count_reuse(self.prefix_cache.idle_time_of(node))
+            self.prefix_cache.set_used(node)
         self.pool.acquire(block_id)
 
-    def _release(self, block_id: int) -> None:
+    def _release(self, block_id: int, *, is_worth_keeping: bool = True) -> None:
         if not self.pool.release(block_id):
             return
         node = self._node_of_block.get(block_id)
         if node is None:
             self.pool.recycle(block_id)
         else:
-            self.prefix_cache.set_idle(node)
+            self.prefix_cache.set_idle(node, is_worth_keeping=is_worth_keeping)
+
+    def _take_block(self) -> int:
+        if self.pool.num_free == 0:
+            self._evict()
+        return self.pool.allocate()
 
     def _evict(self) -> None:
-        block_id = self.prefix_cache.evict()
+        """Free the device block that has been unused longest; its KV moves to the host if that has room."""
+        cache = self.prefix_cache
+        node = cache.least_recent_leaf()
+        block_id = cache.block_of(node)
+        self.counters.count_eviction(cache.age_of(node), cache.idle_time_of(node))
+        if (cache.is_worth_keeping(node) or cache.must_keep(node)) and self._has_host_room():
+            cache.move_to_host(node, self.host.copy_out(block_id))
+        else:
+            cache.drop(node)
         del self._node_of_block[block_id]
         self.pool.recycle(block_id)
+
+    def _has_host_room(self) -> bool:
+        return self.host.pool.num_free > 0 or self._drop_host_leaf()
+
+    def _drop_host_leaf(self) -> bool:
+        node = self.prefix_cache.least_recent_host_leaf()
+        if node is None:
+            return False
+        self.host.free(self.prefix_cache.drop(node))
+        return True

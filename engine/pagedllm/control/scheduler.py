@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from collections import Counter
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from ..errors import ContextLengthError
+from ..errors import ContextLengthError, QueueFullError
+from .hint_keeper import HintKeeper
+from .host_tier import BlockCopy
 from .kv_cache_manager import KVCacheManager
+from .policies import POLICIES, Policy
 from .sequence import Sequence
+from .swap_choice import SwapChoice
+from .waiting_queue import WaitingQueue
 
 __all__ = ["ScheduledSequence", "Scheduler", "SchedulerOutput"]
 
 
-@dataclass(frozen=True, slots=True)
+# How many of those who wait are asked, in a step that has no room for them, whether they wait for somebody's prefix.
+_MAX_LENDERS = 8
+
+
+@dataclass(slots=True)  # frozen would take three times as long to make, which counts for one per sequence and step
 class ScheduledSequence:
     """A sequence and how many of its tokens this step computes."""
 
@@ -22,17 +33,25 @@ class ScheduledSequence:
     num_new_tokens: int
 
     @property
-    def reaches_end(self) -> bool:
-        """Whether the step computes its last known token, so that a new one is sampled."""
-        return self.num_new_tokens == self.sequence.num_uncomputed_tokens
+    def samples(self) -> bool:
+        """Whether the step computes its last known token, and a new one is to be sampled."""
+        sequence = self.sequence
+        return sequence.generates and self.num_new_tokens + sequence.num_computed_tokens == len(sequence.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOutput:
-    """What one step does. ``sampled`` are the sequences that get a new token, in batch order."""
+    """What one step does.
+
+    Args:
+        scheduled: What it computes.
+        sampled: The sequences that get a new token, in batch order.
+        copies: KV blocks to copy, one after the other, before anything is computed.
+    """
 
     scheduled: tuple[ScheduledSequence, ...]
     sampled: tuple[Sequence, ...]
+    copies: tuple[BlockCopy, ...]
     num_admitted: int
     num_preempted: int
 
@@ -40,54 +59,98 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         return sum(item.num_new_tokens for item in self.scheduled)
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(item.num_new_tokens for item in self.scheduled if item.num_new_tokens > 1)
+
 
 class Scheduler:
-    """First come, first served, with chunked prefill, and preemption by recompute when the pool runs dry.
+    """Chunked prefill and decode in one batch, in the order of a policy, with preemption when the pool runs dry.
 
-    Running sequences come first, in order of arrival, each with all it is behind or what the token budget leaves;
-    then waiting ones are admitted while budget, seats and blocks last. When a running sequence finds no block, the
-    one that arrived last gives its blocks back and waits again at the head of the queue. The oldest sequence is
-    therefore never preempted, and as nothing is admitted that could not run alone, it always finishes.
+    Running sequences come first, in order of rank, each with all it is behind or what the token budget leaves; then
+    waiting ones are admitted while budget, seats and blocks last. When a running sequence finds no block, one behind it
+    gives its blocks back and waits. The best in rank is therefore never preempted, and as nothing is admitted that
+    could not run alone, it always finishes.
+
+    A sequence that came back from preemption is spared until it has as many new tokens as a block holds: it is
+    admitted only with a block in reserve for everyone who runs, and as long as it is spared so is everyone else.
 
     Args:
         kv_cache_manager: Owns the blocks.
         max_num_seqs: Most sequences in one step.
         max_num_batched_tokens: Token budget of one step; at least ``max_num_seqs``.
+        policy: In which order.
+        max_num_queued_requests: Most requests that wait for their first step; None for any number.
+        swap_choice: How to preempt.
+        clock: Seconds on a clock that never goes back.
     """
 
-    def __init__(self, kv_cache_manager: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: Policy = POLICIES["fcfs"],
+        max_num_queued_requests: int | None = None,
+        swap_choice: SwapChoice | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         assert max_num_batched_tokens >= max_num_seqs
         self.kv_cache_manager = kv_cache_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_queued_requests = max_num_queued_requests
+        self.policy = policy
+        self.clock = clock
+        self.swap_choice = swap_choice or SwapChoice()
+        self.hint_keeper = HintKeeper(kv_cache_manager, policy)
         self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
-        self.num_preemptions = 0
+        self.waiting = WaitingQueue(policy, self._num_matched_tokens)
+        self.preemptions: Counter[str] = Counter()
         self.num_running_peak = 0
+        self._is_sorted = True
+        self.num_waits_for_prefix = 0
+        self.num_refused = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or len(self.waiting))
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+    @property
+    def num_preemptions(self) -> int:
+        return self.preemptions["swap"] + self.preemptions["recompute"]
+
+    def add(self, sequences: List[Sequence]) -> None:
+        """Queue a request's sequences, the leader first.
 
         Raises:
-            ContextLengthError: It could never fit, even alone.
+            ContextLengthError: They could never fit, even alone.
+            QueueFullError: As many requests wait as may.
         """
-        manager = self.kv_cache_manager
-        num_needed = manager.num_blocks_for(sequence.max_num_tokens)
+        manager, leader = self.kv_cache_manager, sequences[0]
+        num_needed = manager.num_blocks_for(leader.max_num_tokens)
         if num_needed > manager.pool.num_blocks:
             raise ContextLengthError(
-                f"{sequence.num_prompt_tokens} prompt tokens and max_tokens={sequence.max_tokens} need {num_needed} "
+                f"{leader.num_prompt_tokens} prompt tokens and max_tokens={leader.max_tokens} need {num_needed} "
                 f"KV blocks of {manager.block_size} tokens, but the whole pool has {manager.pool.num_blocks}; shorten "
                 "the prompt, lower max_tokens or raise kv_cache_memory_bytes",
                 param="max_tokens",
             )
-        self.waiting.append(sequence)
+        limit = self.max_num_queued_requests
+        if limit is not None and self.waiting.num_requests >= limit:
+            self.num_refused += 1
+            raise QueueFullError(f"{limit} requests are waiting already (max_num_queued_reqs={limit}); try again later")
+        manager.prefix_cache.now = self.clock()
+        for sequence in sequences:
+            self.waiting.add(sequence)
+            self.hint_keeper.on_arrival(sequence)
 
     def schedule(self) -> SchedulerOutput:
         """Choose this step's work and give each chosen sequence the blocks it writes."""
+        manager = self.kv_cache_manager
+        manager.prefix_cache.now = self.clock()
+        manager.pins.expire()
         scheduled: list[ScheduledSequence] = []
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(scheduled, self.max_num_batched_tokens)
@@ -98,17 +161,25 @@ class Scheduler:
         self.num_running_peak = max(self.num_running_peak, len(self.running))
         return SchedulerOutput(
             scheduled=tuple(scheduled),
-            sampled=tuple(item.sequence for item in scheduled if item.reaches_end),
+            sampled=tuple(item.sequence for item in scheduled if item.samples),
+            copies=manager.host.take_copies(),
             num_admitted=len(scheduled) - num_continued,
             num_preempted=self.num_preemptions - num_preemptions,
         )
 
     def update(self, output: SchedulerOutput, token_ids: List[int]) -> None:
         """Record a step that has run: progress, published blocks, and one token for each sampled sequence."""
-        now = time.monotonic()
+        now = self.clock()
+        publish = self.kv_cache_manager.publish
         for item in output.scheduled:
-            item.sequence.num_computed_tokens += item.num_new_tokens
-            self.kv_cache_manager.publish(item.sequence)
+            sequence = item.sequence
+            was_computed = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+            sequence.num_computed_tokens += item.num_new_tokens
+            publish(sequence)
+            if not was_computed and sequence.is_prompt_computed:
+                self.hint_keeper.on_prompt_computed(sequence)
+                if not sequence.generates:
+                    sequence.finish("length")
         for sequence, token_id in zip(output.sampled, token_ids, strict=True):
             sequence.append(token_id)
             if sequence.first_token_time is None:
@@ -116,74 +187,170 @@ class Scheduler:
 
     def retire_finished(self) -> int:
         """Free what finished sequences hold and forget them; returns how many there were."""
-        finished = [sequence for sequence in self.running if sequence.is_finished]
+        finished = [sequence for sequence in self.running if sequence.finish_reason is not None]
         for sequence in finished:
             self.kv_cache_manager.free(sequence)
-        self.running = [sequence for sequence in self.running if not sequence.is_finished]
+        if finished:
+            self.running = [sequence for sequence in self.running if not sequence.is_finished]
         return len(finished)
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all sequences of a request, running or waiting; returns them."""
-        aborted = [item for item in (*self.running, *self.waiting) if item.request_id == request_id]
-        for sequence in aborted:
+        running = [sequence for sequence in self.running if sequence.request_id == request_id]
+        waiting = [sequence for sequence in self.waiting if sequence.request_id == request_id]
+        for sequence in waiting:
+            self.waiting.remove(sequence)
+            self.kv_cache_manager.free(sequence)
+        for sequence in (*running, *waiting):
             sequence.finish("abort")
-        self.waiting = deque(item for item in self.waiting if not item.is_finished)
         self.retire_finished()
-        return aborted
+        return [*running, *waiting]
 
     def check_integrity(self) -> None:
-        """Verify that exactly the running sequences hold blocks, and that none is lost."""
-        assert all(not sequence.block_table and not sequence.nodes for sequence in self.waiting)
-        self.kv_cache_manager.check_integrity(self.running)
+        """Verify that exactly the running sequences hold device blocks, and that none is lost."""
+        self.kv_cache_manager.check_integrity(self.running, self.waiting)
+
+    # --- Those that run ---
 
     def _schedule_running(self, scheduled: list[ScheduledSequence], budget: int) -> int:
-        position = 0
-        while budget > 0 and position < len(self.running):  # preemption shortens the list from its end
+        if not self._is_sorted:
+            self.running.sort(key=self.policy.rank_of_running)
+            for sequence in self.running:
+                sequence.lent_rank = None
+            self._is_sorted = True
+        position, allocate = 0, self.kv_cache_manager.allocate
+        while budget > 0 and position < len(self.running):  # preemption shortens the list behind the position
             sequence = self.running[position]
-            num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if not self._allocate_or_preempt(sequence, num_new_tokens):
-                break
+            num_new_tokens = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
+            if not allocate(sequence, num_new_tokens) and not self._preempt_for(position, num_new_tokens):
+                continue  # it was itself the one to give way
             scheduled.append(ScheduledSequence(sequence, num_new_tokens))
             budget -= num_new_tokens
             position += 1
         return budget
 
-    def _allocate_or_preempt(self, sequence: Sequence, num_new_tokens: int) -> bool:
-        """Preempt from the end of the line until the sequence has its blocks; False if it was itself the end."""
+    def _preempt_for(self, position: int, num_new_tokens: int) -> bool:
+        """Preempt others until a running sequence has its blocks; False if it was itself preempted."""
+        sequence = self.running[position]
         while not self.kv_cache_manager.allocate(sequence, num_new_tokens):
-            victim = self.running.pop()
-            self.kv_cache_manager.free(victim)
-            self.waiting.appendleft(victim)
-            self.num_preemptions += 1
+            if len(self.running) == 1 and self.kv_cache_manager.pins.give_way():
+                continue
+            victim = self._victim(position)
+            self._preempt(victim, cause="prefill" if num_new_tokens > 1 else "decode")
             if victim is sequence:
                 return False
         return True
 
+    def _victim(self, position: int) -> Sequence:
+        """The last in rank, from a position on, that is not spared; or, if all are, the last of all.
+
+        Never the best of several, whoever is spared: it is what guarantees progress.
+        """
+        candidates = [sequence for sequence in self.running[max(position, 1) :] if not self._is_spared(sequence)]
+        return candidates[-1] if candidates else self.running[-1]
+
+    def _is_spared(self, sequence: Sequence) -> bool:
+        start = sequence.num_tokens_when_resumed
+        return start is not None and sequence.num_tokens - start < self.kv_cache_manager.block_size
+
+    def _preempt(self, victim: Sequence, cause: str) -> None:
+        manager = self.kv_cache_manager
+        swaps = self.swap_choice.prefers_swap(len(victim.block_table), victim.num_computed_tokens)
+        if swaps and manager.swap_out(victim):
+            self.preemptions["swap"] += 1
+        else:
+            manager.free(victim, is_worth_keeping=swaps)
+            self.preemptions["recompute"] += 1
+        self.preemptions[cause] += 1
+        self.running.remove(victim)
+        self.waiting.add_preempted(victim)
+        victim.num_tokens_when_resumed = victim.num_tokens  # and is set again when it resumes
+
+    # --- Those that wait ---
+
     def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
-        now = time.monotonic()
-        followers: list[Sequence] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting.popleft()
-            if self._waits_for_leader(sequence):
-                followers.append(sequence)
+        if not len(self.waiting):
+            return
+        if budget <= 0 or len(self.running) >= self.max_num_seqs:
+            if self.policy.uses_priority:
+                for sequence in itertools.islice(self.waiting.in_order(), _MAX_LENDERS):
+                    self._waits_for_another(sequence)
+            return
+        now = self.clock()
+        for sequence in self.waiting.in_order():
+            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+                break
+            if self._waits_for_another(sequence):
                 continue
-            if not self.kv_cache_manager.admit(sequence):
-                self.waiting.appendleft(sequence)
+            if not self._admit(sequence):
                 break
             num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
             if not self.kv_cache_manager.allocate(sequence, num_new_tokens):
                 raise AssertionError("admit() promised room for all known tokens")
+            self.waiting.remove(sequence)
             self.running.append(sequence)
+            self._is_sorted = False
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
+            if sequence.num_tokens_when_resumed is not None:
+                sequence.num_tokens_when_resumed = sequence.num_tokens
             scheduled.append(ScheduledSequence(sequence, num_new_tokens))
             budget -= num_new_tokens
-        self.waiting.extendleft(reversed(followers))
 
-    def _waits_for_leader(self, sequence: Sequence) -> bool:
-        """Whether it should wait a step or more for prompt blocks that its request's first choice is computing.
+    def _admit(self, sequence: Sequence) -> bool:
+        """Admit a sequence; where nothing runs that could make room for it, pins do."""
+        while not self.kv_cache_manager.admit(sequence, self._num_reserved(sequence)):
+            if self.running or not self.kv_cache_manager.pins.give_way():
+                return False
+        return True
 
-        A leader that is not running (finished, aborted or preempted) will not provide them any more.
+    def _num_reserved(self, sequence: Sequence) -> int:
+        """Blocks to leave for those who run: what they have been promised, and a reserve while one is spared."""
+        if not self.running:
+            return 0
+        num_blocks_for = self.kv_cache_manager.num_blocks_for
+        num_promised = sum(num_blocks_for(item.num_tokens) - len(item.block_table) for item in self.running)
+        is_one_spared = sequence.num_tokens_when_resumed is not None or any(map(self._is_spared, self.running))
+        return num_promised + (len(self.running) + 1 if is_one_spared else 0)
+
+    def _waits_for_another(self, sequence: Sequence) -> bool:
+        """Whether somebody who runs is about to compute a block that this one could take from the cache.
+
+        It is decided anew in every step, so nobody waits for one that was aborted or preempted.
         """
         leader = sequence.leader
-        return leader is not None and bool(leader.block_table) and not leader.is_prompt_computed
+        if leader is not None and leader.block_table and not leader.is_prompt_computed:
+            other: Sequence | None = leader
+        else:
+            other = self._computes_its_prefix(sequence)
+        if other is None:
+            return False
+        self.num_waits_for_prefix += 1
+        rank = self.waiting.rank_of(sequence)
+        other.lent_rank = rank if other.lent_rank is None else min(rank, other.lent_rank)
+        self._is_sorted = False
+        return True
+
+    def _computes_its_prefix(self, sequence: Sequence) -> Sequence | None:
+        manager = self.kv_cache_manager
+        prefilling = list(self._prefilling(sequence.salt))
+        if not prefilling or not manager.enable_prefix_caching or sequence.swapped is not None:
+            return None
+        end = (len(manager.look_up(sequence)) + 1) * manager.block_size
+        if end > sequence.max_usable_prefix:
+            return None
+        head = sequence.token_ids[:end]
+        for other in prefilling:
+            if other.num_computed_tokens < end <= other.num_tokens and other.token_ids[:end] == head:
+                return other
+        return None
+
+    def _prefilling(self, salt: str | None) -> Iterator[Sequence]:
+        for other in self.running:
+            if other.num_uncomputed_tokens > 1 and other.salt == salt and other.publishes:
+                yield other
+
+    def _num_matched_tokens(self, sequence: Sequence) -> int:
+        if not sequence.max_usable_prefix:
+            return 0
+        return len(self.kv_cache_manager.look_up(sequence)) * self.kv_cache_manager.block_size

@@ -5,9 +5,54 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from ..api import FinishReason, SamplingParams
+from ..api import CacheHints, FinishReason, HintOutcome, SamplingParams
 
-__all__ = ["Sequence"]
+__all__ = ["Breakpoint", "PrefixMatch", "Sequence", "SwappedBlocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place in the prompt up to which its KV is to be pinned.
+
+    Args:
+        num_tokens: Tokens before it; may be more than the prompt has.
+        ttl_s: Seconds for which to keep the pin.
+    """
+
+    num_tokens: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedBlocks:
+    """KV of a preempted sequence that waits in host memory.
+
+    Args:
+        start: Position in the block table of the first of them; what is before it is left to the prefix cache.
+        host_blocks: In order of position.
+        num_tokens: Tokens whose KV was there when it was preempted.
+    """
+
+    start: int
+    host_blocks: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class PrefixMatch:
+    """The cached prefix of a waiting sequence, as it was found.
+
+    Args:
+        nodes: Of the prefix cache.
+        generation: Of the last node, which lives as long as all of them.
+        next_tokens: The block that would make the match longer; None if it is as long as it may be.
+        num_inserted: The cache's when it was last seen not to have that: while it is the same, it still has not.
+    """
+
+    nodes: list[int]
+    generation: int
+    next_tokens: tuple[int, ...] | None
+    num_inserted: int
 
 
 @dataclass(eq=False, kw_only=True)
@@ -25,12 +70,22 @@ class Sequence:
         sampling: The request's parameters with the model's defaults filled in.
         seed: Seed of its sampling noise, drawn once if the request has none, so that a resumed sequence repeats it.
         eos_token_ids: Ids that end the text unless ``sampling.ignore_eos``.
-        salt: Separates its cached prefixes from others'.
+        hints: The request's; the salt separates its cached prefixes from others'.
+        breakpoints: Places of its prompt to pin, from the hints.
         index: Which choice of the request it is.
         leader: The request's first choice, whose prompt blocks the others share; None for the first itself.
-        block_table: KV blocks in order of position. Append-only while it runs.
+        block_table: KV blocks in order of position. It grows at its end; an entry changes only to a block with the
+            same KV.
         nodes: Prefix-cache nodes of its leading full blocks; it holds a reference on each.
         publishes: Whether its full blocks still go to the prefix cache (not after a reset while it ran).
+        swapped: Where its KV is while it waits after having been preempted.
+        arrival_number: How many sequences arrived before it.
+        num_tokens_when_resumed: Its length when it came back from its last preemption; None if it never did.
+        match: Its cached prefix when it was last looked at in the queue.
+        lent_rank: The rank of a request that waits for what this one computes, if that is better than its own.
+        outcomes: What became of its hints so far.
+        stop_token_ids: Tokens that end the text.
+        generates: Whether it samples tokens, rather than only computing its prompt.
     """
 
     request_id: str
@@ -40,7 +95,8 @@ class Sequence:
     sampling: SamplingParams
     seed: int
     eos_token_ids: frozenset[int]
-    salt: str | None = None
+    hints: CacheHints = field(default_factory=CacheHints)
+    breakpoints: tuple[Breakpoint, ...] = ()
     index: int = 0
     leader: Sequence | None = None
     arrival_time: float = field(default_factory=time.monotonic)
@@ -49,11 +105,30 @@ class Sequence:
 
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
+    num_cached_host_tokens: int = 0
+    num_created_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     publishes: bool = True
+    swapped: SwappedBlocks | None = None
+    arrival_number: int = 0
+    num_tokens_when_resumed: int | None = None
+    lent_rank: tuple[int, ...] | None = None
+    match: PrefixMatch | None = None
+    outcomes: list[HintOutcome] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = field(init=False)
+    generates: bool = field(init=False)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+
+    def __post_init__(self) -> None:
+        eos_token_ids = frozenset() if self.sampling.ignore_eos else self.eos_token_ids
+        self.stop_token_ids = eos_token_ids.union(self.sampling.stop_token_ids)
+        self.generates = not self.hints.warm
+
+    @property
+    def salt(self) -> str | None:
+        return self.hints.salt
 
     @property
     def num_tokens(self) -> int:
@@ -89,15 +164,14 @@ class Sequence:
         return self.stop_token_ids
 
     @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end the text."""
-        eos_token_ids = frozenset() if self.sampling.ignore_eos else self.eos_token_ids
-        return eos_token_ids.union(self.sampling.stop_token_ids)
-
-    @property
     def max_num_tokens(self) -> int:
         """Length at which it ends whatever it says."""
         return self.num_prompt_tokens + self.max_tokens
+
+    @property
+    def max_usable_prefix(self) -> int:
+        """Most tokens to take from the cache: one is left, because a step must yield logits."""
+        return 0 if self.needs_all_prompt_logits else self.num_tokens - 1
 
     @property
     def is_finished(self) -> bool:
@@ -110,11 +184,12 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         """Take a sampled token; sets ``finish_reason`` when it ends the text."""
-        assert not self.is_finished
+        assert self.finish_reason is None
         self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
+        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
+        if token_id in self.stop_token_ids and num_output_tokens > self.sampling.min_tokens:
             self.finish("stop", token_id)
-        elif self.num_output_tokens >= self.max_tokens:
+        elif num_output_tokens >= self.max_tokens:
             self.finish("length")
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import MissingDependencyError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
 from .safetensors_metadata import INDEX_NAME, SINGLE_NAME, read_weight_map
 
-__all__ = ["HubReference", "fetch", "find_cached", "parse_reference"]
+__all__ = ["HubReference", "fetch", "fetch_config", "find_cached", "parse_reference"]
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,32 @@ def fetch(reference: HubReference) -> Path:
             f"is kept in {cache}; try again to go on"
         ) from error
     return _chosen_path(Path(folder), names)
+
+
+def fetch_config(reference: HubReference, folder: Path) -> Path:
+    """Download a model's config.json alone, to a folder of the caller's, and return its path.
+
+    Raises:
+        ModelNotFoundError: No such repository, revision or file, or no access to it.
+        ModelLoadError: It cannot be downloaded now.
+        MissingDependencyError: huggingface_hub is not installed.
+    """
+    hub, _ = _hub_and_cache()
+    try:
+        path = hub.hf_hub_download(
+            reference.repo_id, "config.json", revision=reference.revision, local_dir=folder, cache_dir=folder
+        )
+    except Exception as error:  # as in fetch()
+        refusal = _refusal(hub.errors, reference, error)
+        if refusal is not None:
+            raise refusal from error
+        missing, offline = hub.errors.EntryNotFoundError, hub.errors.LocalEntryNotFoundError
+        if isinstance(error, missing) and not isinstance(error, offline):
+            raise ModelNotFoundError(f"no model {reference}: the repository has no config.json") from error
+        raise ModelLoadError(
+            f"{reference}: config.json cannot be downloaded from {hub.constants.ENDPOINT}: {_first_line(error)}"
+        ) from error
+    return Path(path)
 
 
 def _hub_and_cache() -> tuple[Any, Path]:

@@ -31,6 +31,15 @@ _COUNTERS = {
     "num_preemptions": ("num_preemptions", "Sequences that gave their blocks back to be computed again."),
     "num_steps": ("num_steps", "Steps of the engine."),
     "num_generated_tokens": ("engine_generation_tokens", "Tokens that the engine generated, finished or not."),
+    "prefix_hits_on_host": ("external_prefix_cache_hits", "Prompt tokens whose KV came back from the host."),
+    "num_preemptions_by_swap": ("num_preemptions_by_swap", "Of all preemptions, those whose KV went to the host."),
+    "num_preemptions_for_prefill": ("num_preemptions_for_prefill", "Of all preemptions, those for a prompt."),
+    "num_swapped_out_blocks": ("num_swapped_out_blocks", "Blocks that went to the host."),
+    "num_swapped_in_blocks": ("num_swapped_in_blocks", "Blocks that came back from it."),
+    "num_waits_for_prefix": ("num_waits_for_prefix", "Steps that a request let pass for another's prefix."),
+    "num_evictions": ("kv_block_evictions", "Cached blocks that made room."),
+    "num_refused": ("num_requests_refused", "Requests refused because too many waited."),
+    "num_timed_out": ("num_requests_timed_out", "Requests that waited too long."),
 }
 
 
@@ -118,6 +127,10 @@ class _StatsCollector(Collector):
             return
         usage = "Share of the KV pool in use by running sequences, 0 to 1."
         yield GaugeMetricFamily(_PREFIX + "kv_cache_usage_perc", usage, value=stats.kv_cache_usage)
+        outcomes = CounterMetricFamily(_PREFIX + "hint_outcomes", "What became of hints.", labels=("hint", "outcome"))
+        for hint, outcome, count in stats.hint_outcomes:
+            outcomes.add_metric((hint, outcome), count)
+        yield outcomes
         for field in dataclasses.fields(stats):
             value = getattr(stats, field.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):

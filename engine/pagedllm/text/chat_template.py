@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from jinja2 import TemplateError
 from ..api import Message
 from ..errors import ConfigError, InvalidRequestError
 from .template_sandbox import TemplateRefusalError, compile_template, render_template
+from .tool_messages import ToolForm, find_tool_form, has_tools, template_messages, write_out_tools
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
@@ -53,6 +55,8 @@ class ChatTemplate:
     ) -> str:
         """Render a chat. The text has the template's control tokens, so encode it with ``add_special_tokens=False``.
 
+        Tool calls and answers that the template does not show are written into the texts (``write_out_tools``).
+
         Args:
             messages: The chat, oldest first.
             add_generation_prompt: End with the opening of an assistant's turn.
@@ -69,9 +73,14 @@ class ChatTemplate:
                 "put a chat_template.jinja beside its tokenizer files, or give the engine option chat_template",
                 param="messages",
             )
-        if any(message.tool_calls or message.role == "tool" for message in messages):
-            raise InvalidRequestError("messages with tool calls are not supported yet", param="messages.tool_calls")
+        if continue_final_message and messages[-1].tool_calls:
+            raise InvalidRequestError(
+                "continue_final_message: the last message has tool calls, so its text is complete",
+                param="continue_final_message",
+            )
         now = now or datetime.now()
+        if has_tools(messages) and self._tool_form is None:
+            messages = write_out_tools(messages)
         try:
             if continue_final_message:
                 return self._render_open(messages, now)
@@ -86,17 +95,35 @@ class ChatTemplate:
             ) from error
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, now: datetime) -> str:
+        form = self._tool_form if has_tools(messages) else None
+        return self._render_fields(template_messages(messages, form or ToolForm()), add_generation_prompt, now)
+
+    def _render_fields(self, messages: list[dict[str, Any]], add_generation_prompt: bool, now: datetime) -> str:
         assert self.source is not None
         variables = {
             "tools": None,
             "documents": None,
             **self.variables,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         }
         return render_template(compile_template(self.source), variables, now=now)
+
+    @functools.cached_property
+    def _tool_form(self) -> ToolForm | None:
+        """How the template wants tool calls; None if it does not show them."""
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            try:
+                return self._render_fields(messages, True, datetime.now())
+            except TemplateRefusalError:
+                raise
+            except _TEMPLATE_BUGS:
+                return ""
+
+        return find_tool_form(render)
 
     def _render_open(self, messages: Sequence[Message], now: datetime) -> str:
         """Render up to the end of the last message's content.

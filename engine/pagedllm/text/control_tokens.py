@@ -18,6 +18,7 @@ import tokenizers
 
 from ..api import Message
 from ..errors import InvalidRequestError
+from .tool_messages import map_call_texts
 
 __all__ = ["ControlTokens"]
 
@@ -70,6 +71,10 @@ class ControlTokens:
             return True
         return bool(self._find(text))
 
+    def may_be_in_chat(self, messages: Iterable[Message]) -> bool:
+        """The same of the texts of a chat's messages."""
+        return any(self.may_be_in(text) for message in messages for text in _texts(message))
+
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text in which control strings are text.
 
@@ -117,13 +122,25 @@ class ControlTokens:
         return ids
 
     def _marked(self, message: Message, marks: _Marks) -> Message:
-        if self._exact.search(message.role):
-            raise InvalidRequestError.for_value("messages.role", message.role, "must not have a control token in it")
-        pieces, position = [], 0
-        for start, end in self._find(message.content):
-            pieces += [message.content[position:start], marks.add(message.content[start:end])]
-            position = end
-        return Message(role=message.role, content="".join([*pieces, message.content[position:]]))
+        names = [("role", message.role), ("tool_call_id", message.tool_call_id or "")]
+        names += [("tool_calls.id", call.id) for call in message.tool_calls]
+        for field, name in names:
+            if self._any_case.search(name):
+                raise InvalidRequestError.for_value(f"messages.{field}", name, "must not have a control token in it")
+
+        def mark(text: str) -> str:
+            pieces, position = [], 0
+            for start, end in self._find(text):
+                pieces += [text[position:start], marks.add(text[start:end])]
+                position = end
+            return "".join([*pieces, text[position:]])
+
+        return Message(
+            role=message.role,
+            content=mark(message.content),
+            tool_calls=[map_call_texts(call, mark) for call in message.tool_calls],
+            tool_call_id=message.tool_call_id,
+        )
 
     def _find(self, text: str) -> list[tuple[int, int]]:
         """Where a text has control strings, or has the beginning of one at its end or the end of one at its beginning.
@@ -189,6 +206,20 @@ class _Marks:
 
     def restore(self, text: str) -> str:
         return self._pattern.sub(lambda match: self._originals.get(match[0], match[0]), text)
+
+
+def _texts(message: Message) -> list[str]:
+    """Every text of a message that a chat template can write."""
+    texts = [message.role, message.content, message.tool_call_id or ""]
+
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    for call in message.tool_calls:
+        texts.append(call.id)
+        map_call_texts(call, note)
+    return texts
 
 
 def _is_turn_marker(content: str, template_texts: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 import transformers
 
-from ..api import Message
+from ..api import Message, ToolCall
 from ..errors import InvalidRequestError, ModelFileError, UnsupportedModelError
 from ..files.description import read_eos_token_ids
 from ..files.locate import ModelFiles
@@ -33,7 +33,13 @@ _END_TOKENS = (
     "<end_of_turn>",
 )
 # Chats that show what a template writes between messages.
-_SAMPLE_CHATS = (("user",), ("system", "user"), ("user", "assistant", "user"))
+_USER, _SYSTEM, _ASSISTANT = (Message(role=role, content="x") for role in ("user", "system", "assistant"))
+_TOOL_CHAT = (
+    _USER,
+    Message(role="assistant", tool_calls=[ToolCall(id="x" * 9, name="x", arguments="{}")]),
+    Message(role="tool", content="x", tool_call_id="x" * 9),
+)
+_SAMPLE_CHATS = ((_USER,), (_SYSTEM, _USER), (_USER, _ASSISTANT, _USER), _TOOL_CHAT)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -149,8 +155,7 @@ class Tokenizer:
                 now=now,
             )
 
-        texts = (text for message in messages for text in (message.role, message.content))
-        if not parse_special_tokens and any(map(self._control_tokens.may_be_in, texts)):
+        if not parse_special_tokens and self._control_tokens.may_be_in_chat(messages):
             return self._control_tokens.encode_chat(messages, render)
         return self.encode(render(messages), add_special_tokens=False)
 
@@ -229,9 +234,9 @@ def _from_folder(files: ModelFiles, template: str | None, variables: Mapping[str
 
 def _sample_texts(template: ChatTemplate) -> Iterator[str]:
     """What the template writes around chats that it accepts."""
-    for roles in _SAMPLE_CHATS:
+    for chat in _SAMPLE_CHATS:
         try:
-            yield template.render([Message(role=role, content="x") for role in roles], add_generation_prompt=False)
+            yield template.render(chat, add_generation_prompt=False)
         except InvalidRequestError:
             continue
 

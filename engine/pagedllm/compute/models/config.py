@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...errors import ModelFileError, UnsupportedModelError
@@ -14,7 +15,14 @@ from .fields import Fields
 from .registry import FAMILIES, Family, WindowPattern, family_of_gguf
 from .rope_scaling import Llama3RopeScaling, LongRopeScaling, read_gguf_rope_scaling, read_rope_parameters
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "Llama3RopeScaling", "LongRopeScaling", "ModelConfig", "load_model_config"]
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "Llama3RopeScaling",
+    "LongRopeScaling",
+    "ModelConfig",
+    "load_config_file",
+    "load_model_config",
+]
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
@@ -108,18 +116,32 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         UnsupportedModelError: An architecture or a field that we do not implement, by name.
         ModelFileError: A field is missing or makes no sense.
     """
-    config = _from_gguf(read_gguf(files.path)) if files.kind == "gguf" else _from_folder(files)
+    if files.kind == "gguf":
+        return _checked(files.path, _from_gguf(read_gguf(files.path)))
+    return load_config_file(files.path / "config.json")
+
+
+def load_config_file(path: Path) -> ModelConfig:
+    """Read a model's shape from its config.json alone.
+
+    Raises:
+        UnsupportedModelError: As ``load_model_config``.
+        ModelFileError: Likewise; or there is no such file, or it is not JSON.
+    """
+    return _checked(path, _from_json(path))
+
+
+def _checked(path: Path, config: ModelConfig) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         raise ModelFileError(
-            f"{files.path}: {config.num_heads} attention heads are not a multiple of {config.num_kv_heads} KV heads"
+            f"{path}: {config.num_heads} attention heads are not a multiple of {config.num_kv_heads} KV heads"
         )
     if config.head_dim % 2:
-        raise ModelFileError(f"{files.path}: head_dim is {config.head_dim}; rotary embeddings need an even one")
+        raise ModelFileError(f"{path}: head_dim is {config.head_dim}; rotary embeddings need an even one")
     return config
 
 
-def _from_folder(files: ModelFiles) -> ModelConfig:
-    path = files.path / "config.json"
+def _from_json(path: Path) -> ModelConfig:
     values = read_json_object(path)
     fields = Fields(str(path), values)
     family = FAMILIES.get(architecture) if isinstance(architecture := fields.get("model_type", ""), str) else None
