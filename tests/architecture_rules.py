@@ -45,9 +45,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("pagedllm.intake", "pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
     ),
     "pagedllm.registry": CONTRACT,
-    "pagedllm.wire": (
-        *("pagedllm.api", "pagedllm.errors", "pagedllm.hints", "pagedllm.message", "pagedllm.sampling_params"),
-    ),
+    "pagedllm.wire": (*CONTRACT, "pagedllm.hints", "pagedllm.message", "pagedllm.sampling_params"),
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
     "pagedllm.assemble": ("pagedllm.api",),

@@ -33,9 +33,8 @@ def test_dead_engine(tiny_model: object) -> None:
             answers = [item.result() for item in waiting]
         assert [answer.status_code for answer in answers] == [503] * 4
         assert {answer.json()["error"]["code"] for answer in answers} == {"engine_dead"}
-        health = running.client.get("/health")
-        assert health.status_code == 503
-        assert "killed" not in health.text
+        wait_until(lambda: running.client.get("/health").status_code == 503)
+        assert "killed" not in running.client.get("/health").text
         assert running.client.get("/ready").status_code == 503
         assert running.complete("a").status_code == 503
 

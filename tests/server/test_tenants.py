@@ -133,8 +133,8 @@ def test_pins_of_a_key(fake: FakeEngine) -> None:
     retain = {"cache_hints": {"retain": [{"ttl_s": 60}]}}
     with serving(fake, api_keys=KEYS, max_pinned_tokens_per_key=200) as running:
 
-        def outcome(key: ApiKey, prompt: str) -> str:
-            answer = ask(running, key, prompt=prompt, **retain)
+        def outcome(key: ApiKey, prompt: str, **fields: Any) -> str:
+            answer = ask(running, key, prompt=prompt, **retain, **fields)
             assert answer.status_code == 200
             return answer.json()["pagedllm"]["requests"][0]["hints"][0]["outcome"]
 
@@ -143,6 +143,10 @@ def test_pins_of_a_key(fake: FakeEngine) -> None:
         assert not fake.requests[-1].hints.retain
         assert outcome(ALICE, "a" * 150) == "accepted", "renewing a pin takes no more room"
         assert outcome(BOB, "b" * 150) == "accepted"
+        for prompt, expected in (("c" * 60, "rejected"), ("c" * 40, "accepted"), ("d" * 40, "rejected")):
+            assert outcome(BOB, prompt, prompt_cache_key="one") == expected, (
+                "one name for many prompts is no way around"
+            )
         barrier = threading.Barrier(4)
 
         def together(number: int) -> str:

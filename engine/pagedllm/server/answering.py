@@ -130,8 +130,6 @@ class Answer(Response):
                 for stream in streams:
                     await stream.aclose()
         except Exception as error:
-            if isinstance(error, OSError):  # the client is gone, and the watcher will say so
-                return
             http_error = error_of(error)
             self._service.metrics.count_rejection(http_error.code or "error")
             await self._send_error(http_error)
@@ -223,13 +221,12 @@ class Answer(Response):
     async def _send_error(self, error: HttpError) -> None:
         """As an HTTP status if nothing was sent yet, else as the stream's last event."""
         body = dump_json(error.body())
-        with contextlib.suppress(OSError):  # the client may be gone too
-            if self._has_started:
-                await self._send_body(b"data: %b\n\n" % body, more=False)
-                return
-            headers = [(name.lower().encode(), value.encode()) for name, value in error.all_headers().items()]
-            await self._send_head(error.status, [*_JSON, (b"content-length", str(len(body)).encode()), *headers])
-            await self._send_body(body, more=False)
+        if self._has_started:
+            await self._send_body(b"data: %b\n\n" % body, more=False)
+            return
+        headers = [(name.lower().encode(), value.encode()) for name, value in error.all_headers().items()]
+        await self._send_head(error.status, [*_JSON, (b"content-length", str(len(body)).encode()), *headers])
+        await self._send_body(body, more=False)
 
 
 def error_of(error: Exception) -> HttpError:

@@ -84,8 +84,9 @@ class ServerConfig:
 
     def _check_number(self, name: str, *, minimum: float) -> None:
         value = getattr(self, name)
-        if value is not None and (isinstance(value, bool) or not math.isfinite(value) or value < minimum):
-            raise ConfigError.for_value(name, value, f"must be at least {minimum:g}")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and (not is_number or not math.isfinite(value) or value < minimum):
+            raise ConfigError.for_value(name, value, f"must be a number of at least {minimum:g}")
 
 
 def is_loopback(host: str) -> bool:

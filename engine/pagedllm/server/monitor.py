@@ -30,7 +30,8 @@ class Monitor:
         self._engine = engine
         self._stuck_after_s = stuck_after_s
         self._asked_at: float | None = None
-        # Of its own: health must be answered while other threads are busy with prompts.
+        self._is_alive = True
+        # An engine behind another URL may block; and other threads are busy with prompts.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pagedllm-health")
         self._task: asyncio.Task[None] | None = None
 
@@ -44,16 +45,17 @@ class Monitor:
                 await self._task
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def health(self) -> Health:
-        """Whether requests can be served now."""
+    def health(self) -> Health:
+        """Whether requests can be served, as of the last look. Answers at once, however busy all others are."""
         if self._asked_at is not None and time.monotonic() - self._asked_at > self._stuck_after_s:
             return Health(ok=False, reason=_STUCK)
-        health = await asyncio.get_running_loop().run_in_executor(self._pool, self._engine.health)
-        return health if health.ok else Health(ok=False, reason=_DEAD)
+        return Health(ok=True) if self._is_alive else Health(ok=False, reason=_DEAD)
 
     async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             self._asked_at = time.monotonic()
+            self._is_alive = (await loop.run_in_executor(self._pool, self._engine.health)).ok
             with contextlib.suppress(PagedLLMError):  # what health() is there to tell
                 self.stats = await self._engine.astats()
             self._asked_at = None

@@ -57,11 +57,11 @@ def _prepare(service: Service, key: ApiKey, text: bytes, kind: Kind | None, warm
     check_call(call, service.config)
     service.check_model(call.model)
     engine = service.engine
-    echoes = [make_echo(engine, item) for item in call.requests] if call.echo else []
-    counts = [engine.count_tokens(item) for item in call.requests] if call.continuous_usage else []
     ticket = service.tenants.enter(key, call.request_id)
     try:
         requests = service.tenants.scope(key, call, engine.count_tokens)
+        echoes = [make_echo(engine, item) for item in call.requests] if call.echo else []
+        counts = [engine.count_tokens(item) for item in call.requests] if call.continuous_usage else []
     except BaseException:
         ticket.close()
         raise

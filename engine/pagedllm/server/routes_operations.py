@@ -32,13 +32,13 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get(paths.HEALTH, **describe("200 while the engine lives and moves, else 503. Needs no key."))
     async def health() -> Response:
-        return _health_response(await service.monitor.health())
+        return _health_response(service.monitor.health())
 
     @router.get(paths.READY, **describe("200 while new requests are taken, else 503."))
     async def ready() -> Response:
         if service.is_draining:
             return _health_response(Health(ok=False, reason="the server is shutting down"))
-        return _health_response(await service.monitor.health())
+        return _health_response(service.monitor.health())
 
     @router.get(paths.METRICS, **describe("Figures of all keys for Prometheus; needs an admin's key."))
     async def metrics(request: Request) -> Response:

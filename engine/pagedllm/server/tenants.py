@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 import time
 import uuid
@@ -19,17 +20,21 @@ from .refusals import BUSY_KEY, FULL, NOT_ADMIN, Refusal
 __all__ = ["Tenants", "Ticket"]
 
 
+_Pin = tuple[str | None, bytes]
+
+
 @dataclass
 class _Account:
     """Figures of one key.
 
     Args:
         open_ids: Client's names of the calls that are open.
-        pins: What ``retain`` keeps, by its prefix: tokens, and until when on the monotonic clock.
+        pins: What ``retain`` keeps, by the client's ``prefix_key`` and the prompt: tokens, and until when on the
+            monotonic clock.
     """
 
     open_ids: set[str] = field(default_factory=set)
-    pins: dict[str, tuple[int, float]] = field(default_factory=dict)
+    pins: dict[_Pin, tuple[int, float]] = field(default_factory=dict)
     num_requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -135,10 +140,10 @@ class Tenants:
             account.cached_tokens += usage.cached_tokens
             account.completion_tokens += usage.completion_tokens
             if asked.hints.release:
-                account.pins.pop(_prefix_of(asked), None)
+                _forget(account, asked)
             if sent.hints.retain:
                 pinned = max((item.num_tokens for item in outcomes if item.hint == "retain"), default=0)
-                account.pins[_prefix_of(asked)] = (pinned, time.monotonic() + _ttl_of(asked))
+                account.pins[_pin_of(asked)] = (pinned, time.monotonic() + _ttl_of(asked))
         if asked.hints.retain and not sent.hints.retain:
             refused = HintOutcome(hint="retain", outcome="rejected", reason="this API key pins as much as it may")
             return (*outcomes, *(refused for _ in asked.hints.retain))
@@ -167,12 +172,12 @@ class Tenants:
         What is booked lasts as long as the pin of a request that ends as late as it may; ``settle`` knows better.
         """
         with self._lock:
-            account, prefix = self._account(key), _prefix_of(request)
-            renewed, _ = account.pins.get(prefix, (0, 0.0))
+            account, pin = self._account(key), _pin_of(request)
+            renewed, _ = account.pins.get(pin, (0, 0.0))
             if _num_pinned(account) - renewed + num_tokens > (self._pin_budget or 0):
                 return False
             until = time.monotonic() + _ttl_of(request) + self._config.request_timeout_s
-            account.pins[prefix] = (num_tokens, until)
+            account.pins[pin] = (num_tokens, until)
             return True
 
 
@@ -182,13 +187,20 @@ def _ttl_of(request: GenerateRequest) -> float:
 
 def _num_pinned(account: _Account) -> int:
     now = time.monotonic()
-    for prefix in [prefix for prefix, (_, until) in account.pins.items() if until <= now]:
-        del account.pins[prefix]
+    for pin in [pin for pin, (_, until) in account.pins.items() if until <= now]:
+        del account.pins[pin]
     return sum(num_tokens for num_tokens, _ in account.pins.values())
 
 
-def _prefix_of(request: GenerateRequest) -> str:
-    """What tells pins apart, so that renewing one does not count twice: its key, or a digest of the prompt."""
-    if request.hints.prefix_key is not None:
-        return request.hints.prefix_key
-    return str(hash((request.prompt, request.messages, request.hints.salt)))
+def _pin_of(request: GenerateRequest) -> _Pin:
+    """What tells pins apart, so that renewing one does not count twice and another prompt is never taken for it."""
+    prompt = repr((request.prompt, request.messages, request.hints.salt))
+    return request.hints.prefix_key, hashlib.sha256(prompt.encode()).digest()
+
+
+def _forget(account: _Account, request: GenerateRequest) -> None:
+    """Drop what a request releases: all pins of its key, or those of its prompt."""
+    prefix_key, digest = _pin_of(request)
+    for pin in list(account.pins):
+        if pin[0] == prefix_key if prefix_key is not None else pin[1] == digest:
+            del account.pins[pin]
