@@ -45,7 +45,7 @@ def _probe(operation: Any, client: httpx.Client, seen: Counter[str], *, seed: in
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
-            max_examples=20, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+            max_examples=10, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
         )
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:

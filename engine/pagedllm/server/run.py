@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # uvicorn's h11 parser refuses longer heads of requests.
 _MAX_HEAD_BYTES = 64 << 10
+_BACKLOG = 2048
 # What an ended call gets to say so.
 _LAST_WORDS_S = 2.0
 
@@ -137,6 +138,7 @@ def _bound(family: int, address: Any) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen(_BACKLOG)  # whoever reads the URL may come at once, and waits until it is served
     except OSError:
         made.close()
         raise
