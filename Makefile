@@ -53,7 +53,7 @@ test: lint
 
 test-slow: $(STAMP)
 	@echo "== pytest, slow tests"
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q -m slow tests integration_tests
 
 format: $(STAMP)
 	@$(BIN)/ruff check -q --fix .

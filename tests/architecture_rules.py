@@ -45,10 +45,15 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("pagedllm.intake", "pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
     ),
     "pagedllm.registry": CONTRACT,
+    "pagedllm.wire": (*CONTRACT, "pagedllm.hints", "pagedllm.message", "pagedllm.sampling_params"),
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    "pagedllm.assemble": ("pagedllm.api",),
+    # Any engine will do.
+    "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
+        *("pagedllm.server.auth", "pagedllm.server.config"),
         # Plans an engine with the engine's own arithmetic.
         *("pagedllm.compute.models.config", "pagedllm.compute.planning", "pagedllm.compute.model_runner.resolve_dtype"),
     ),
@@ -65,7 +70,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
     "pagedllm.bench": ("numpy",),
-    "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
+    "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }
 
@@ -77,7 +83,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
-        "torch",
+        *("pagedllm.server.metrics", "pagedllm.server.run", "torch"),
     ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use

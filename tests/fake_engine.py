@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from fake_text import EOS, scripted_answer
+from fake_run import Run, hint_outcomes, plan_answer
+from fake_text import EOS, scripted_logprob
 
 from pagedllm.api import (
-    Choice,
     Chunk,
     EngineStats,
-    FinishReason,
     GenerateRequest,
     Health,
     ModelInfo,
@@ -22,6 +21,7 @@ from pagedllm.api import (
     Timings,
     Usage,
 )
+from pagedllm.assemble import assemble_output
 from pagedllm.errors import (
     ContextLengthError,
     EngineClosedError,
@@ -29,30 +29,10 @@ from pagedllm.errors import (
     EngineError,
     InvalidRequestError,
     PagedLLMError,
+    QueueFullError,
 )
 
 __all__ = ["FakeEngine"]
-
-
-@dataclass
-class _Run:
-    """One request from arrival to its end. The whole answer is known at the start and handed out piece by piece."""
-
-    request: GenerateRequest
-    prompt_ids: tuple[int, ...]
-    pieces: list[str]
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    cached_tokens: int
-    arrived: float = field(default_factory=time.perf_counter)
-    first_token: float | None = None
-    num_emitted: int = 0
-    aborted: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.num_emitted > len(self.pieces)
 
 
 class FakeEngine:
@@ -64,12 +44,15 @@ class FakeEngine:
         chunk_size: Characters per streamed chunk.
         delay_s: Pause before each step; all requests of one ``generate`` step together.
         errors: Error for every prompt that contains the key.
+        late_errors: Likewise, raised after the first chunk.
+        max_open: Most requests in flight; more are a QueueFullError.
 
     Attributes:
         requests: All requests, in the order of their arrival.
         batches: The number of requests in each ``generate`` and ``agenerate``.
         num_aborts: Requests that ended before they were done.
         num_running_peak: Most requests in flight at once.
+        is_stuck: While set, ``astats`` gives no answer.
     """
 
     def __init__(
@@ -81,6 +64,8 @@ class FakeEngine:
         delay_s: float = 0.0,
         block_size: int = 16,
         errors: Mapping[str, PagedLLMError] | None = None,
+        late_errors: Mapping[str, PagedLLMError] | None = None,
+        max_open: int | None = None,
     ) -> None:
         self._info = ModelInfo(
             model=model,
@@ -96,13 +81,15 @@ class FakeEngine:
             kv_bytes_per_token=4,
         )
         self.chunk_size, self.delay_s = chunk_size, delay_s
-        self.errors = dict(errors or {})
+        self.errors, self.late_errors = dict(errors or {}), dict(late_errors or {})
+        self.max_open = max_open
+        self.is_stuck = False
         self.requests: list[GenerateRequest] = []
         self.batches: list[int] = []
         self.num_aborts = 0
         self.num_running_peak = 0
         self._lock = threading.RLock()
-        self._running: dict[str, _Run] = {}
+        self._running: dict[str, Run] = {}
         self._cached: set[tuple[str | None, tuple[int, ...]]] = set()
         self._failure: EngineError | None = None
         self._prefix_queries = self._prefix_hits = self._num_steps = self._num_generated_tokens = 0
@@ -113,7 +100,7 @@ class FakeEngine:
         runs = self._start_all(requests)
         collected: dict[int, list[Chunk]] = {index: [] for index in range(len(runs))}
         try:
-            while any(isinstance(run, _Run) and not run.ended for run in runs):
+            while any(isinstance(run, Run) and not run.ended for run in runs):
                 time.sleep(self.delay_s)
                 self._step_all(runs, collected)
             return self._outputs(runs, collected)
@@ -124,7 +111,7 @@ class FakeEngine:
         runs = self._start_all(requests)
         collected: dict[int, list[Chunk]] = {index: [] for index in range(len(runs))}
         try:
-            while any(isinstance(run, _Run) and not run.ended for run in runs):
+            while any(isinstance(run, Run) and not run.ended for run in runs):
                 await asyncio.sleep(self.delay_s)
                 self._step_all(runs, collected)
             return self._outputs(runs, collected)
@@ -152,7 +139,7 @@ class FakeEngine:
     def abort(self, request_id: str) -> None:
         with self._lock:
             if request_id in self._running:
-                self._running[request_id].aborted = True
+                self._running[request_id].abort()
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(char) for char in text]
@@ -191,6 +178,8 @@ class FakeEngine:
             )
 
     async def astats(self) -> EngineStats:
+        while self.is_stuck:
+            await asyncio.sleep(0.005)
         return self.stats()
 
     def match_prefix(self, request: GenerateRequest) -> int:
@@ -201,11 +190,10 @@ class FakeEngine:
         return self.match_prefix(request)
 
     def warm(self, request: GenerateRequest) -> RequestOutput:
-        run = self._start(request)
+        warming = dataclasses.replace(request, hints=dataclasses.replace(request.hints, warm=True))
+        run = self._start(warming)
         with self._lock:
-            run.pieces, run.token_ids = [], ()
-            run.finish_reason, run.stop_reason = "length", None
-            return _assemble([self._step(run)])
+            return assemble_output([self._step(run) for _ in run.pieces])
 
     async def awarm(self, request: GenerateRequest) -> RequestOutput:
         return self.warm(request)
@@ -232,18 +220,18 @@ class FakeEngine:
 
     # --- Inside ---
 
-    def _start_all(self, requests: Sequence[GenerateRequest]) -> list[_Run | PagedLLMError]:
+    def _start_all(self, requests: Sequence[GenerateRequest]) -> list[Run | PagedLLMError]:
         self._check_usable()
         self.batches.append(len(requests))
         return [self._try_start(request) for request in requests]
 
-    def _try_start(self, request: GenerateRequest) -> _Run | PagedLLMError:
+    def _try_start(self, request: GenerateRequest) -> Run | PagedLLMError:
         try:
             return self._start(request)
         except PagedLLMError as error:
             return error
 
-    def _start(self, request: GenerateRequest) -> _Run:
+    def _start(self, request: GenerateRequest) -> Run:
         self._check_usable()
         with self._lock:
             self.requests.append(request)
@@ -252,11 +240,9 @@ class FakeEngine:
             cached_tokens = self._match(request.hints.salt, prompt_ids)
             self._prefix_queries += len(prompt_ids)
             self._prefix_hits += cached_tokens
-            text, token_ids, finish_reason, stop_reason = scripted_answer(
-                request.sampling, prompt_ids, self._info.max_model_len
-            )
-            pieces = [text[at : at + self.chunk_size] for at in range(0, len(text), self.chunk_size)]
-            run = _Run(request, prompt_ids, pieces, token_ids, finish_reason, stop_reason, cached_tokens)
+            limit = self._info.max_model_len
+            plan = plan_answer(request, prompt_ids, chunk_size=self.chunk_size, max_model_len=limit)
+            run = Run(request, prompt_ids, plan, cached_tokens)
             self._running[request.request_id] = run
             self.num_running_peak = max(self.num_running_peak, len(self._running))
             return run
@@ -272,8 +258,10 @@ class FakeEngine:
             raise ContextLengthError(
                 f"prompt and max_tokens make {total}, max_model_len is {limit}", param="max_tokens"
             )
-        if any(token_id > EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
+        if any(not 0 <= token_id <= EOS for token_id in (*prompt_ids, *request.sampling.stop_token_ids)):
             raise InvalidRequestError("a token id is outside the vocabulary", param="prompt")
+        if self.max_open is not None and len(self._running) >= self.max_open:
+            raise QueueFullError(f"{self.max_open} requests are in flight")
         if request.request_id in self._running:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in flight already", param="request_id")
         prompt = self.detokenize(prompt_ids)
@@ -289,62 +277,81 @@ class FakeEngine:
         turns = [f"<{message.role}>{message.content}\n" for message in request.messages or ()]
         return tuple(self.tokenize("".join([*turns, "<assistant>"])))
 
-    def _step_all(self, runs: Sequence[_Run | PagedLLMError], collected: dict[int, list[Chunk]]) -> None:
+    def _step_all(self, runs: Sequence[Run | PagedLLMError], collected: dict[int, list[Chunk]]) -> None:
         for index, run in enumerate(runs):
-            if isinstance(run, _Run) and not run.ended:
+            if isinstance(run, Run) and not run.ended:
                 collected[index].append(self._step(run))
 
-    def _step(self, run: _Run) -> Chunk:
-        """The next chunk; the one after the last piece of text carries the end."""
+    def _step(self, run: Run) -> Chunk:
+        """The next chunk; a choice's last has no text, and the request's last tells of it as a whole."""
         self._check_usable()
         with self._lock:
             self._num_steps += 1
-            now = time.perf_counter()
-            run.first_token = run.first_token or now
-            start = run.num_emitted * self.chunk_size
-            if not run.aborted and run.num_emitted < len(run.pieces):
-                piece = run.pieces[run.num_emitted]
-                run.num_emitted += 1
-                token_ids = run.token_ids[start : start + len(piece)]
-                self._num_generated_tokens += len(token_ids)
-                return Chunk(request_id=run.request.request_id, text=piece, token_ids=token_ids)
-            token_ids = () if run.aborted else run.token_ids[sum(map(len, run.pieces)) :]
-            num_tokens = start if run.aborted else len(run.token_ids)
-            self._num_generated_tokens += len(token_ids)
-            self._finish(run)
-            return Chunk(
+            run.first_token = run.first_token or time.perf_counter()
+            self._raise_late_error(run)
+            piece, params = run.pieces[run.num_emitted], run.request.sampling
+            run.num_emitted += 1
+            run.num_tokens += len(piece.token_ids)
+            self._num_generated_tokens += len(piece.token_ids)
+            num_top = params.logprobs
+            chunk = Chunk(
                 request_id=run.request.request_id,
-                text="",
-                token_ids=token_ids,
-                finish_reason="abort" if run.aborted else run.finish_reason,
-                stop_reason=None if run.aborted else run.stop_reason,
-                usage=Usage(
-                    prompt_tokens=len(run.prompt_ids), completion_tokens=num_tokens, cached_tokens=run.cached_tokens
-                ),
-                timings=Timings(queue_s=0.0, ttft_s=run.first_token - run.arrived, total_s=now - run.arrived),
+                text=piece.text,
+                token_ids=piece.token_ids,
+                index=piece.index,
+                logprobs=None if num_top is None else tuple(scripted_logprob(i, num_top) for i in piece.token_ids),
+                finish_reason=piece.finish_reason,
+                stop_reason=piece.stop_reason,
             )
+            return self._close(run, chunk) if run.ended else chunk
 
-    def _finish(self, run: _Run) -> None:
-        run.num_emitted = len(run.pieces) + 1
+    def _close(self, run: Run, chunk: Chunk) -> Chunk:
+        now, num_top = time.perf_counter(), run.request.sampling.prompt_logprobs
+        assert run.first_token is not None
+        self._finish(run)
+        rest = () if num_top is None else tuple(scripted_logprob(i, num_top) for i in run.prompt_ids[1:])
+        return dataclasses.replace(
+            chunk,
+            prompt_logprobs=None if num_top is None else (None, *rest),
+            usage=Usage(
+                prompt_tokens=len(run.prompt_ids), completion_tokens=run.num_tokens, cached_tokens=run.cached_tokens
+            ),
+            timings=Timings(queue_s=0.0, ttft_s=run.first_token - run.arrived, total_s=now - run.arrived),
+            hints=hint_outcomes(run, self._info.block_size),
+        )
+
+    def _raise_late_error(self, run: Run) -> None:
+        if run.num_emitted:
+            prompt = self.detokenize(run.prompt_ids)
+            for key, error in self.late_errors.items():
+                if key in prompt:
+                    raise error
+
+    def _finish(self, run: Run) -> None:
         self._running.pop(run.request.request_id, None)
         self.num_aborts += run.aborted
-        computed = run.prompt_ids if run.aborted else run.prompt_ids + run.token_ids[:-1]
+        computed = run.prompt_ids
+        if not run.aborted:
+            first = tuple(token_id for piece in run.pieces if piece.index == 0 for token_id in piece.token_ids)
+            computed += first[:-1]
         for end in range(self._info.block_size, len(computed) + 1, self._info.block_size):
             self._cached.add((run.request.hints.salt, computed[:end]))
 
     def _outputs(
-        self, runs: Sequence[_Run | PagedLLMError], collected: dict[int, list[Chunk]]
+        self, runs: Sequence[Run | PagedLLMError], collected: dict[int, list[Chunk]]
     ) -> list[RequestOutput | PagedLLMError]:
         return [
-            run if isinstance(run, PagedLLMError) else _assemble(collected[index]) for index, run in enumerate(runs)
+            run if isinstance(run, PagedLLMError) else assemble_output(collected[index])
+            for index, run in enumerate(runs)
         ]
 
-    def _release(self, runs: Sequence[_Run | PagedLLMError]) -> None:
+    def _release(self, runs: Sequence[Run | PagedLLMError]) -> None:
         """Abort what its consumer left before the end."""
         with self._lock:
             for run in runs:
-                if isinstance(run, _Run) and not run.ended:
+                if isinstance(run, Run) and not run.ended:
                     run.aborted = True
+                    run.num_emitted = len(run.pieces)
                     self._finish(run)
 
     def _match(self, salt: str | None, token_ids: tuple[int, ...]) -> int:
@@ -357,17 +364,3 @@ class FakeEngine:
     def _check_usable(self) -> None:
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure.__cause__
-
-
-def _assemble(chunks: Sequence[Chunk]) -> RequestOutput:
-    last = chunks[-1]
-    assert last.finish_reason is not None
-    assert last.usage is not None
-    assert last.timings is not None
-    choice = Choice(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-    )
-    return RequestOutput(request_id=last.request_id, choices=(choice,), usage=last.usage, timings=last.timings)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from pagedllm.api import FinishReason, SamplingParams
+from pagedllm.api import FinishReason, SamplingParams, TokenLogprob
 
-__all__ = ["EOS", "scripted_answer"]
+__all__ = ["EOS", "scripted_answer", "scripted_logprob"]
 
 # Every character is a token, so that no token is part of one.
 EOS = 0x110000
@@ -15,11 +15,12 @@ _WORDS = ("paged", "cache", "block", "prefix", "token", "queue", "größe", "你
 
 
 def scripted_answer(
-    params: SamplingParams, prompt_ids: tuple[int, ...], max_model_len: int
+    params: SamplingParams, prompt_ids: tuple[int, ...], max_model_len: int, index: int = 0
 ) -> tuple[str, tuple[int, ...], FinishReason, str | int | None]:
-    """Text, tokens through the one that ended it, and why it ended."""
+    """Text, tokens through the one that ended it, and why it ended; greedy choices are all the same."""
     greedy = params.temperature is not None and params.temperature < 1e-5
-    source = repr((prompt_ids, None if greedy else (params.temperature, params.top_p, params.top_k, params.seed)))
+    options = (params.temperature, params.top_p, params.top_k, params.seed, *([index] if index else []))
+    source = repr((prompt_ids, None if greedy else options))
     room = max_model_len - len(prompt_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens
     num_natural = max_tokens if params.ignore_eos else 40 + hashlib.sha256(source.encode()).digest()[0] % 40
@@ -36,6 +37,16 @@ def scripted_answer(
     if len(text) == max_tokens:
         return text, tuple(map(ord, text)), "length", None
     return text, (*map(ord, text), EOS), "stop", None
+
+
+def scripted_logprob(token_id: int, num_top: int) -> TokenLogprob:
+    """A log probability for a token, and as many most probable ones, of which it is the first."""
+    top = tuple(TokenLogprob(rival, _text_of(rival), -0.25 - i) for i, rival in enumerate([token_id, *range(65, 90)]))
+    return TokenLogprob(token_id, _text_of(token_id), -0.25, top[:num_top])
+
+
+def _text_of(token_id: int) -> str:
+    return "" if token_id == EOS else chr(token_id)
 
 
 def _endless_words(source: str) -> Iterator[str]:

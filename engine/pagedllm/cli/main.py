@@ -15,6 +15,7 @@ from .env import env
 from .errors import clear_errors
 from .models import models
 from .plan import plan
+from .serve import serve
 
 __all__ = ["app"]
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(chat)
+app.command()(serve)
 app.command()(models)
 app.command()(plan)
 app.command()(env)

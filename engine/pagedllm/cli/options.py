@@ -17,7 +17,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from .errors import clear_errors
 
-__all__ = ["MODEL_VARIABLE", "describe_engine_options", "with_engine_options"]
+__all__ = ["MODEL_VARIABLE", "describe_engine_options", "describe_options", "with_engine_options"]
 
 MODEL_VARIABLE = "PAGEDLLM_MODEL"
 
@@ -53,7 +53,12 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def describe_engine_options() -> dict[str, str]:
     """What EngineConfig's docstring says about each of its fields, on one line each."""
-    _, _, text = (inspect.getdoc(EngineConfig) or "").partition("Args:\n")
+    return describe_options(EngineConfig)
+
+
+def describe_options(kind: type) -> dict[str, str]:
+    """What a class's docstring says about each of its arguments, on one line each."""
+    _, _, text = (inspect.getdoc(kind) or "").partition("Args:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", text, flags=re.MULTILINE)
     return {name: " ".join(help_text.replace("``", "").split()) for name, help_text in entries}
 
