@@ -31,7 +31,7 @@ _CHAT_FIELDS = ("parse_special_tokens", "continue_final_message", "add_generatio
 
 
 class ChatPagedLLM(PagedModel, BaseChatModel):
-    """Chat model over a paged-attention engine in this process.
+    """Chat model over a paged-attention engine, in this process or behind a URL.
 
     Instantiate:
         .. code-block:: python
@@ -60,8 +60,15 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         (True: continue the text of the last AI message) and ``add_generation_prompt``, here or per call. A template of
         your own: ``engine_args={"chat_template": "path/to/template.jinja"}``.
 
-    Accepted, but without meaning in this process:
-        ``max_retries`` (no transport can fail) and ``api_key`` (no server asks for it).
+    Behind a URL:
+        .. code-block:: python
+
+            model = ChatPagedLLM(base_url="http://127.0.0.1:8000/v1")  # or PAGEDLLM_BASE_URL
+            model = ChatPagedLLM.from_config("pagedllm.toml", profile="prod")
+
+        Our server, or another of OpenAI's API. ``backend, api_key, connect_timeout, read_timeout, stream_idle_timeout,
+        max_retries, max_connections``; see ``backend.py``. ``max_retries`` and ``api_key`` mean nothing in this
+        process, where no transport can fail and no server asks.
 
     Invoke, stream, batch:
         .. code-block:: python
@@ -133,7 +140,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             [output] = call._outputs([call._chat_request(messages)])
-            return to_chat_result(output, model_name=call.model_name)
+            return to_chat_result(output, model_name=call._served_name)
 
     async def _agenerate(
         self,
@@ -145,7 +152,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             [output] = await call._aoutputs([call._chat_request(messages)])
-            return to_chat_result(output, model_name=call.model_name)
+            return to_chat_result(output, model_name=call._served_name)
 
     def _stream(
         self,
@@ -158,7 +165,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
             call = self._for_call(stop, kwargs)
             with closing(call._chunks(call._chat_request(messages))) as chunks:
                 for chunk in chunks:
-                    for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
+                    for piece in to_chat_chunks(chunk, model_name=call._served_name, stream_usage=call.stream_usage):
                         # LangChain's stream() gives no run manager and calls back itself.
                         if run_manager:
                             run_manager.on_llm_new_token(piece.text, chunk=piece)
@@ -175,7 +182,7 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
             call = self._for_call(stop, kwargs)
             async with aclosing(call._achunks(call._chat_request(messages))) as chunks:
                 async for chunk in chunks:
-                    for piece in to_chat_chunks(chunk, model_name=call.model_name, stream_usage=call.stream_usage):
+                    for piece in to_chat_chunks(chunk, model_name=call._served_name, stream_usage=call.stream_usage):
                         if run_manager:
                             await run_manager.on_llm_new_token(piece.text, chunk=piece)
                         yield piece

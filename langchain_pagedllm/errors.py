@@ -12,14 +12,22 @@
     ├── ModelFileError                  ModelFileError             ModelError
     └── UnsupportedModelError           UnsupportedModelError      ModelError
     MissingDependencyError              MissingDependencyError     ModelError
+    AccessError                         AccessError                ModelError
+    ├── AuthenticationError             AuthenticationError        ModelAuthenticationError
+    └── PermissionDeniedError           PermissionDeniedError      ModelPermissionDeniedError
     EngineError                         EngineError                ModelAPIError (retryable)
     ├── OverloadedError                 OverloadedError            ModelAPIError (retryable)
     │   ├── QueueFullError              QueueFullError             ModelAPIError (retryable)
-    │   └── QueueTimeoutError           QueueTimeoutError          ModelAPIError (retryable)
+    │   ├── QueueTimeoutError           QueueTimeoutError          ModelAPIError (retryable)
+    │   └── RateLimitError              RateLimitError             ModelRateLimitError (retryable)
+    ├── ConnectionFailedError           ConnectionFailedError      ModelConnectionError (retryable)
+    ├── ResponseTimeoutError            ResponseTimeoutError       ModelTimeoutError (retryable)
     ├── EngineClosedError               EngineClosedError          ModelAPIError (retryable)
     ├── EngineDeadError                 EngineDeadError            ModelAPIError (retryable)
     └── ForkedProcessError              ForkedProcessError         ModelAPIError, not retryable
     (none: the adapter's own deadline)  RequestTimeoutError        ModelTimeoutError (retryable)
+
+An error that a server answered with has its answer as ``response``.
 """
 
 from __future__ import annotations
@@ -32,7 +40,10 @@ from langchain_core import exceptions as core
 from pagedllm import errors as engine
 
 __all__ = [
+    "AccessError",
+    "AuthenticationError",
     "ConfigError",
+    "ConnectionFailedError",
     "ContextLengthError",
     "EngineClosedError",
     "EngineDeadError",
@@ -44,9 +55,12 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "OverloadedError",
+    "PermissionDeniedError",
     "QueueFullError",
     "QueueTimeoutError",
+    "RateLimitError",
     "RequestTimeoutError",
+    "ResponseTimeoutError",
     "UnsupportedModelError",
     "as_langchain_error",
     "langchain_errors",
@@ -85,6 +99,18 @@ class MissingDependencyError(engine.MissingDependencyError, core.ModelError):
     """An optional package is not installed."""
 
 
+class AccessError(engine.AccessError, core.ModelError):
+    """A server does not let us in."""
+
+
+class AuthenticationError(AccessError, engine.AuthenticationError, core.ModelAuthenticationError):
+    """The server does not know the ``api_key``, or needs one."""
+
+
+class PermissionDeniedError(AccessError, engine.PermissionDeniedError, core.ModelPermissionDeniedError):
+    """The ``api_key`` may not do this."""
+
+
 class EngineError(engine.EngineError, core.ModelAPIError):
     """The engine cannot serve. Retryable: the next call finds or starts a living engine."""
 
@@ -99,6 +125,18 @@ class QueueFullError(OverloadedError, engine.QueueFullError):
 
 class QueueTimeoutError(OverloadedError, engine.QueueTimeoutError):
     """The request waited as long as it may."""
+
+
+class RateLimitError(OverloadedError, engine.RateLimitError, core.ModelRateLimitError):
+    """The server takes no more requests from this client now."""
+
+
+class ConnectionFailedError(EngineError, engine.ConnectionFailedError, core.ModelConnectionError):
+    """The server cannot be reached, or the connection was lost before the answer was complete."""
+
+
+class ResponseTimeoutError(EngineError, engine.ResponseTimeoutError, core.ModelTimeoutError):
+    """The server was silent for too long."""
 
 
 class EngineClosedError(EngineError, engine.EngineClosedError):
@@ -134,10 +172,16 @@ _CLASSES: dict[type[engine.PagedLLMError], type[engine.PagedLLMError]] = {
     engine.ModelFileError: ModelFileError,
     engine.UnsupportedModelError: UnsupportedModelError,
     engine.MissingDependencyError: MissingDependencyError,
+    engine.AccessError: AccessError,
+    engine.AuthenticationError: AuthenticationError,
+    engine.PermissionDeniedError: PermissionDeniedError,
     engine.EngineError: EngineError,
     engine.OverloadedError: OverloadedError,
     engine.QueueFullError: QueueFullError,
     engine.QueueTimeoutError: QueueTimeoutError,
+    engine.RateLimitError: RateLimitError,
+    engine.ConnectionFailedError: ConnectionFailedError,
+    engine.ResponseTimeoutError: ResponseTimeoutError,
     engine.EngineClosedError: EngineClosedError,
     engine.EngineDeadError: EngineDeadError,
     engine.ForkedProcessError: ForkedProcessError,

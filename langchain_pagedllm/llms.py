@@ -31,7 +31,7 @@ __all__ = ["PagedLLM"]
 
 
 class PagedLLM(PagedModel, BaseLLM):
-    """Completion model over a paged-attention engine in this process: the prompt is continued as it is.
+    """Completion model over a paged-attention engine, here or behind a URL: the prompt is continued as it is.
 
     Fields, call options and errors are those of ``ChatPagedLLM``.
 
@@ -74,7 +74,7 @@ class PagedLLM(PagedModel, BaseLLM):
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             outputs = call._outputs([call._request(prompt=prompt) for prompt in prompts])
-            return _to_result([_to_generations(output, call.model_name) for output in outputs])
+            return _to_result([_to_generations(output, call._served_name) for output in outputs])
 
     async def _agenerate(
         self,
@@ -89,7 +89,7 @@ class PagedLLM(PagedModel, BaseLLM):
         with langchain_errors():
             call = self._for_call(stop, kwargs)
             outputs = await call._aoutputs([call._request(prompt=prompt) for prompt in prompts])
-            return _to_result([_to_generations(output, call.model_name) for output in outputs])
+            return _to_result([_to_generations(output, call._served_name) for output in outputs])
 
     def _stream(
         self,
@@ -102,7 +102,7 @@ class PagedLLM(PagedModel, BaseLLM):
             call = self._for_call(stop, kwargs)
             with closing(call._chunks(call._request(prompt=prompt))) as chunks:
                 for chunk in chunks:
-                    for piece in _to_generation_chunks(chunk, call.model_name, call.stream_usage):
+                    for piece in _to_generation_chunks(chunk, call._served_name, call.stream_usage):
                         if run_manager:
                             run_manager.on_llm_new_token(piece.text, chunk=piece)
                         yield piece
@@ -118,7 +118,7 @@ class PagedLLM(PagedModel, BaseLLM):
             call = self._for_call(stop, kwargs)
             async with aclosing(call._achunks(call._request(prompt=prompt))) as chunks:
                 async for chunk in chunks:
-                    for piece in _to_generation_chunks(chunk, call.model_name, call.stream_usage):
+                    for piece in _to_generation_chunks(chunk, call._served_name, call.stream_usage):
                         if run_manager:
                             await run_manager.on_llm_new_token(piece.text, chunk=piece)
                         yield piece

@@ -44,10 +44,13 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *(*CONTRACT, "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
         *("pagedllm.intake", "pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
     ),
+    "pagedllm.remote": (*CONTRACT, "pagedllm.wire"),
     "pagedllm.registry": CONTRACT,
     "pagedllm.wire": (*CONTRACT, "pagedllm.hints", "pagedllm.message", "pagedllm.sampling_params"),
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    "pagedllm.bench.serving": (*CONTRACT, "pagedllm.bench.datasets", "pagedllm.wire"),
+    "pagedllm.bench.serving_report": (*CONTRACT, "pagedllm.bench.serving"),
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
@@ -69,17 +72,22 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.text": ("jinja2", "numpy", "tokenizers", "transformers"),
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
+    "pagedllm.remote": ("httpx", "httpx_sse"),
     "pagedllm.bench": ("numpy",),
+    "pagedllm.bench.serving": ("httpx", "httpx_sse", "numpy"),
+    "pagedllm.bench.serving_report": ("matplotlib", "numpy"),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
+    "langchain_pagedllm.profiles": ("tomli",),  # before Python 3.11
 }
 
 # The only imports inside functions: what they name is heavy or optional, and not every process needs it.
 LAZY_DOORS: dict[str, tuple[str, ...]] = {
-    "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
+    "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.remote", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
+    "pagedllm.bench.serving_report": ("matplotlib",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),

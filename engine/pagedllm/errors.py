@@ -11,10 +11,16 @@
     │   ├── ModelFileError                   a file is damaged or incomplete
     │   └── UnsupportedModelError            architecture, quantisation or tokenizer that we do not implement
     ├── MissingDependencyError (ImportError) an optional package is needed: says which extra to install
+    ├── AccessError                          a server does not let us in
+    │   ├── AuthenticationError              it does not know the key, or needs one
+    │   └── PermissionDeniedError            the key may not do this
     └── EngineError                          the engine itself, not the request
         ├── OverloadedError                  too busy now; the same request may succeed later
         │   ├── QueueFullError               max_num_queued_reqs are waiting already
-        │   └── QueueTimeoutError            it waited longer than queue_timeout_s
+        │   ├── QueueTimeoutError            it waited longer than queue_timeout_s
+        │   └── RateLimitError               a server takes no more requests from this client now
+        ├── ConnectionFailedError            a server cannot be reached, or the connection was lost in mid-answer
+        ├── ResponseTimeoutError             a server was silent for too long
         ├── EngineClosedError                used after close()
         ├── EngineDeadError                  its worker died; __cause__ is the reason
         └── ForkedProcessError               used in a child process after fork()
@@ -25,7 +31,10 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "AccessError",
+    "AuthenticationError",
     "ConfigError",
+    "ConnectionFailedError",
     "ContextLengthError",
     "EngineClosedError",
     "EngineDeadError",
@@ -38,8 +47,11 @@ __all__ = [
     "ModelNotFoundError",
     "OverloadedError",
     "PagedLLMError",
+    "PermissionDeniedError",
     "QueueFullError",
     "QueueTimeoutError",
+    "RateLimitError",
+    "ResponseTimeoutError",
     "UnsupportedModelError",
 ]
 
@@ -102,6 +114,18 @@ class MissingDependencyError(PagedLLMError, ImportError):
     """An optional package is not installed."""
 
 
+class AccessError(PagedLLMError):
+    """A server does not let us in."""
+
+
+class AuthenticationError(AccessError):
+    """The server does not know the API key, or needs one."""
+
+
+class PermissionDeniedError(AccessError):
+    """The API key is known, and may not do this."""
+
+
 class EngineError(PagedLLMError):
     """The engine cannot serve, whatever the request."""
 
@@ -116,6 +140,18 @@ class QueueFullError(OverloadedError):
 
 class QueueTimeoutError(OverloadedError):
     """The request waited as long as it may without being computed."""
+
+
+class RateLimitError(OverloadedError):
+    """A server takes no more requests from this client now."""
+
+
+class ConnectionFailedError(EngineError):
+    """A server cannot be reached, or the connection to it was lost before the answer was complete."""
+
+
+class ResponseTimeoutError(EngineError):
+    """A server was silent for longer than it may be."""
 
 
 class EngineClosedError(EngineError):

@@ -91,7 +91,6 @@ def test_aliases(cls: Any) -> None:
     ("arguments", "message"),
     [
         ({"max_tokenz": 5}, "unknown argument 'max_tokenz'; known: .*max_tokens"),
-        ({"base_url": "http://x"}, "base_url is not supported yet"),
         ({"n": 0}, "n=0"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens is given twice"),
         ({"temperature": -1}, "temperature=-1"),

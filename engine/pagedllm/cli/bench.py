@@ -1,4 +1,4 @@
-"""``pagedllm bench``: throughput and latency of the engine in this process."""
+"""``pagedllm bench``: throughput and latency of the engine in this process, and of servers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from ..config import EngineConfig
+from .bench_serve import FIGURES, serve
 from .engines import open_engine
 from .options import with_engine_options
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Measure the engine in this process, without a server.",
+    help="Measure the engine in this process, or a server (serve).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -42,6 +43,8 @@ latency_ms: time of a whole batch.
 
 p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl_ms) or all batches (latency_ms).
 """
+
+app.command(epilog=FIGURES)(serve)
 
 _SEED_HELP = "Of the random prompts."
 _JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
