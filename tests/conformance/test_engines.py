@@ -11,7 +11,16 @@ import pytest
 from conftest import TinyModel
 from engine_helpers import output_of, request, wait_until_at_rest
 
-from pagedllm.api import Chunk, Engine, GenerateRequest, Message, RequestOutput
+from pagedllm.api import (
+    CacheHints,
+    Chunk,
+    Engine,
+    GenerateRequest,
+    Message,
+    RequestOutput,
+    Retain,
+    SamplingParams,
+)
 from pagedllm.assemble import assemble_output
 from pagedllm.errors import ContextLengthError, InvalidRequestError, PagedLLMError
 
@@ -24,6 +33,11 @@ REQUESTS: dict[str, GenerateRequest] = {
     "penalties": request("a b a b", 12, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.2),
     "min tokens": request("the cache", 12, min_tokens=6),
     "bias": request("the cache", 8, logit_bias={65: 5.0}),
+    "hinted": GenerateRequest(
+        prompt=tuple(range(20, 80)),
+        sampling=SamplingParams(max_tokens=4, temperature=0),
+        hints=CacheHints(retain=(Retain(num_tokens=32, ttl_s=5.0),), prefix_key="conversation", priority=1),
+    ),
     "to the end": request([65] * 250, None, ignore_eos=True),
 }
 EACH = pytest.mark.parametrize("name", REQUESTS)
@@ -38,7 +52,8 @@ def fresh(asked: GenerateRequest, **sampling: Any) -> GenerateRequest:
 def told(output: RequestOutput) -> Any:
     """All of an answer that does not depend on the clock, the request's name or what was cached before."""
     choices = [dataclasses.replace(choice) for choice in output.choices]
-    return (choices, output.usage.prompt_tokens, output.usage.completion_tokens, output.prompt_logprobs)
+    usage = output.usage
+    return (choices, usage.prompt_tokens, usage.completion_tokens, output.prompt_logprobs, output.hints)
 
 
 def generate(engine: Engine, asked: GenerateRequest) -> RequestOutput:
@@ -305,12 +320,7 @@ async def test_warm(engine: Engine) -> None:
     """Computes the prompt and nothing else, whether a thread or an event loop asks."""
     prompt = [(11 * index) % 200 + 20 for index in range(100)]
     engine.reset_prefix_cache()
-    try:
-        first = engine.warm(request(prompt, 4))
-    except InvalidRequestError as error:
-        if "carries out no hint" not in str(error):
-            raise
-        pytest.skip("this engine cannot warm yet, and says so")
+    first = engine.warm(request(prompt, 4))
     second = await engine.awarm(request(prompt, 4))
     assert [(output.text, output.usage.completion_tokens) for output in (first, second)] == [("", 0)] * 2
     assert first.usage.cached_tokens == 0
