@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -51,14 +52,19 @@ def _probe(operation: Any, client: httpx.Client, seen: Counter[str], *, seed: in
         def send(case: Any) -> None:
             if time.monotonic() > deadline:
                 return
-            has_body = case.body is not schemathesis.core.NOT_SET
+            content = b"" if case.body is schemathesis.core.NOT_SET else _encode(case.body)
             response = client.request(
-                case.method, case.formatted_path, **({"json": _short(case.body)} if has_body else {})
+                case.method, case.formatted_path, content=content, headers={"Content-Type": "application/json"}
             )
             seen[f"{response.status_code} {case.method} {operation.path}"] += 1
             assert response.status_code < 500 or response.status_code == 503, response.text
 
         send()
+
+
+def _encode(body: Any) -> bytes:
+    """Text of a body; wrong ones may be no JSON at all."""
+    return body if isinstance(body, bytes) else json.dumps(_short(body), default=repr).encode(errors="surrogatepass")
 
 
 def _short(body: Any) -> Any:
