@@ -46,6 +46,14 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": CONTRACT,
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    # Builds an engine of timed parts, and measures single parts as bounds: it has to know what is inside.
+    **dict.fromkeys(
+        ("pagedllm.bench.bounds", "pagedllm.bench.parts", "pagedllm.bench.roofline"),
+        (
+            *(*CONTRACT, "pagedllm.bench", "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
+            *("pagedllm.streams", "pagedllm.text", "pagedllm.worker", "pagedllm_kernels"),
+        ),
+    ),
     "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
     "langchain_pagedllm": CONTRACT,
 }
@@ -60,6 +68,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
     "pagedllm.bench": ("numpy",),
+    **dict.fromkeys(("pagedllm.bench.bounds", "pagedllm.bench.parts"), ("torch",)),
     "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -10,6 +12,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "memory.h"
 
 namespace pagedllm {
 namespace {
@@ -269,6 +272,16 @@ Tensor gemv(const Tensor& x, const Tensor& weight) {
   return out;
 }
 
+// The sum, modulo 2^32, of a tensor's 32-bit words: what it takes to read memory and do next to nothing with it.
+int64_t sum_tensor_words(const Tensor& t) {
+  TORCH_CHECK(t.is_contiguous() && t.element_size() == 4);
+  std::atomic<uint32_t> total{0};
+  at::parallel_for(0, t.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    total += sum_words(data<uint32_t>(t) + begin, end - begin);
+  });
+  return total;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(pagedllm_cpu, m) {
@@ -288,6 +301,7 @@ TORCH_LIBRARY(pagedllm_cpu, m) {
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int num_out, ScalarType dtype) -> Tensor",
         packed_linear);
   m.def("gemv(Tensor x, Tensor weight) -> Tensor", gemv);
+  m.def("sum_words(Tensor t) -> int", sum_tensor_words);
 }
 
 }  // namespace pagedllm

@@ -17,7 +17,7 @@ from ..kv_cache import KVCache
 from .config import ModelConfig
 from .layers import DecoderWeights, LayerWeights
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Product"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,15 @@ class _Layer:
     down: Linear
     post_mlp_norm: Tensor | None
     window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer by itself, and the sizes of its rows."""
+
+    linear: Linear
+    num_inputs: int
+    num_outputs: int
 
 
 class Decoder:
@@ -89,6 +98,18 @@ class Decoder:
         sampled = kernels.add_rms_norm(hidden[rows], added[rows], self._norm, eps, self._dtype)
         logits = self._head(sampled)
         return logits if config.final_soft_cap is None else soft_cap(logits, config.final_soft_cap)
+
+    def products(self) -> tuple[list[Product], Product]:
+        """The linear layers in the order of the forward pass, and that which makes logits."""
+        config, found = self.config, []
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        for layer in self._layers:
+            found.append(Product(layer.qkv, hidden, num_q + 2 * num_kv))
+            found.append(Product(layer.attention_output, num_q, hidden))
+            found.append(Product(layer.gate_up, hidden, 2 * intermediate))
+            found.append(Product(layer.down, intermediate, hidden))
+        return found, Product(self._head, hidden, config.vocab_size)
 
     def _attention(
         self, layer: _Layer, hidden: Tensor, batch: ForwardBatch, key_cache: Tensor, value_cache: Tensor
