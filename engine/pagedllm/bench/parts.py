@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pagedllm_kernels.interface import Kernels, Linear
+from pagedllm_kernels.interface import Kernels, LayerStack, Linear, StackKernels, StackLayer, StackShape
 
 from ..compute.forward_batch import ForwardBatch
 from ..compute.model_runner import ModelRunner
@@ -27,7 +27,10 @@ __all__ = ["StepTimes", "TimedKernels", "Timeline", "build_timed_core"]
 
 
 class TimedKernels:
-    """Implements ``Kernels`` by another one, and adds up the seconds of each operation in ``seconds``."""
+    """Implements ``Kernels`` and ``StackKernels`` by others, and adds up the seconds of each operation in ``seconds``.
+
+    The products of a stack stand under ``linear`` with what it fuses into them; its operations are timed by itself.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self.name = kernels.name
@@ -35,7 +38,20 @@ class TimedKernels:
         self._kernels = kernels
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Linear:
-        return functools.partial(self._timed, "linear", self._kernels.prepare_linear(weight, bias, dtype=dtype))
+        return _TimedLinear(self._timed, self._kernels.prepare_linear(weight, bias, dtype=dtype))
+
+    def prepare_stack(self, layers: List[StackLayer], shape: StackShape) -> LayerStack | None:
+        if not isinstance(self._kernels, StackKernels):
+            return None
+        bare = [
+            replace(
+                layer,
+                **{name: getattr(layer, name).linear for name in ("qkv", "attention_output", "gate_up", "down")},
+            )
+            for layer in layers
+        ]
+        stack = self._kernels.prepare_stack(bare, shape)
+        return None if stack is None else _TimedStack(stack, self.seconds)
 
     def add_rms_norm(self, *args: Any) -> Tensor:
         return self._timed("add_rms_norm", self._kernels.add_rms_norm, *args)
@@ -54,6 +70,33 @@ class TimedKernels:
         result = function(*args, **options)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedLinear:
+    timed: Callable[..., Any]
+    linear: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.timed("linear", self.linear, x)
+
+
+class _TimedStack:
+    """Implements ``LayerStack``; adds what a call took to the seconds of all kernels."""
+
+    def __init__(self, stack: LayerStack, seconds: dict[str, float]) -> None:
+        self._stack = stack
+        self._total = seconds
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return self._stack.seconds
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        before = self._stack.seconds
+        self._stack(*args, **options)
+        for name, seconds in self._stack.seconds.items():
+            self._total[name] = self._total.get(name, 0.0) + seconds - before[name]
 
 
 class StepTimes:
