@@ -189,13 +189,12 @@ void decode_stretch(const AttentionArgs<T>& a, const Stretch& stretch, const Str
   }
   for (int64_t h = 0; h < w.num_heads(); h++) {
     float* line = w.scores.data() + h * w.stride;
-    f32x16 highest = load(line);
+    f32x16 largest = load(line);
     for (int64_t i = kLanes; i < w.stride; i += kLanes) {
       f32x16 next = load(line + i);
-      highest = next > highest ? next : highest;
+      largest = next > largest ? next : largest;
     }
-    float best = highest[0];
-    for (int i = 1; i < kLanes; i++) best = std::max(best, float(highest[i]));
+    float best = highest(largest);
     f32x16 total = {};
     for (int64_t i = 0; i < w.stride; i += kLanes) {
       f32x16 weight = exp(load(line + i) - best);
