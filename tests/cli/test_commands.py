@@ -30,6 +30,7 @@ COMMANDS = (
     ("bench", "throughput"),
     ("bench", "latency"),
     ("bench", "roofline"),
+    ("bench", "stall"),
 )
 
 
@@ -70,7 +71,9 @@ def test_every_command_explains_itself(command: tuple[str, ...], run_cli: Run) -
     assert "Usage:" in result.stdout
 
 
-@pytest.mark.parametrize("command", [("chat",), ("bench", "throughput"), ("bench", "latency"), ("bench", "roofline")])
+@pytest.mark.parametrize(
+    "command", [("chat",), ("bench", "throughput"), ("bench", "latency"), ("bench", "roofline"), ("bench", "stall")]
+)
 def test_every_engine_option_is_an_option(command: tuple[str, ...], run_cli: Run) -> None:
     """A field added to EngineConfig without a description, or of a type that the command line cannot take."""
     text = run_cli(*command, "--help").stdout

@@ -69,6 +69,7 @@ attention of all layers in it (and alone, without the rest), the KV bytes it rea
 bandwidth; r_squared is how much of the step's time a straight line over the length explains.
 """
 
+_STREAM_INPUT_LEN = 32
 _SEED_HELP = "Of the random prompts."
 _JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
 _TRACE_HELP = "Write a line of JSON for each step: admitted, retired, preempted, tokens, KV use, and more."
@@ -157,6 +158,49 @@ def roofline(
     surroundings = {"num_threads": _num_threads(), "versions": versions(), "machine": describe_machine()}
     named = {"scenario": "roofline", "model": config.model, "seed": seed, "engine_args": dataclasses.asdict(config)}
     _write_json(json_file, [{**named, **result, **surroundings}])
+
+
+_STALL = """\
+What is measured: a stream runs alone; when it has given some tokens, a long prompt arrives. Medians over the rounds.
+
+gap_before_ms: median time between two tokens of the stream before that.
+
+largest_gap_after_ms: the longest time between two of its tokens after that. stretch: by gap_before_ms of its round.
+
+prompt_ttft_ms: from sending the long prompt to its first token.
+"""
+
+
+@app.command(epilog=_STALL)
+@with_engine_options
+def stall(
+    config: EngineConfig,
+    stream_len: Annotated[int, typer.Option(min=4, help="Tokens of the stream.")] = 64,
+    arrives_after: Annotated[int, typer.Option(min=2, help="Tokens of the stream before the prompt arrives.")] = 24,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that arrives.")] = 4000,
+    rounds: Annotated[int, typer.Option(min=1, help="How often.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help=_SEED_HELP)] = 0,
+    json_file: Annotated[typer.FileTextWrite | None, typer.Option("--json", lazy=False, help=_JSON_HELP)] = None,
+) -> None:
+    """How much a long prompt that arrives slows down a stream that is running."""
+    # Lazy door: numpy, which --help need not wait for.
+    from ..bench.machine import describe_machine, versions  # noqa: PLC0415
+    from ..bench.stall import StallPlan, measure_stall  # noqa: PLC0415
+
+    plan = StallPlan(
+        stream_input_len=_STREAM_INPUT_LEN,
+        stream_len=stream_len,
+        arrives_after=arrives_after,
+        prompt_len=prompt_len,
+        num_rounds=rounds,
+        seed=seed,
+    )
+    with open_engine(config) as engine:
+        result = measure_stall(engine, plan)
+    typer.echo(", ".join(f"{name} {value:.1f}" for name, value in result.items()))
+    surroundings = {"num_threads": _num_threads(), "versions": versions(), "machine": describe_machine()}
+    named = {"scenario": "stall", "model": config.model, "engine_args": dataclasses.asdict(config)}
+    _write_json(json_file, [{**named, **dataclasses.asdict(plan), **result, **surroundings}])
 
 
 def _measure_all(
