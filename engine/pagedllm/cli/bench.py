@@ -61,7 +61,8 @@ prefill, by length of a single prompt: its tokens by the time from sending it to
 linear layers alone for all of its tokens at once, with the head for the last of them.
 
 outside_kernels_share: of the time of steps that only decode, 32 sequences at once, what no kernel takes. step_seconds
-has all parts of such a step: each kernel, between_kernels (Python), scheduler, forward_batch (making the inputs),
+has all parts of such a step: each kernel (where layers run in one go, the activation counts as linear, and so does what
+is added to the residual stream), between_kernels (Python), scheduler, forward_batch (making the inputs),
 sampler, detokenizer (text and chunks), between_steps (handing out chunks, taking messages).
 
 context: a forward pass that decodes one token for each of 8 sequences of such a length, over KV in random blocks. The

@@ -32,32 +32,66 @@ inline void prefetch_row(const T* row, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Scores of R heads of one KV head with up to 16 keys: lane j of out[r] belongs to rows[j].
+#if defined(__AVX512BF16__)
+
+// In each lane of 128 bits of the result, the sum of what v[0], v[1], v[2] and v[3] have there.
+inline __m512 sum_lanes(const __m512 v[4]) {
+  __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  __m512d a = _mm512_castps_pd(first), b = _mm512_castps_pd(second);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+
+// Four results of sum_lanes to the sums of 16 vectors.
+inline __m512 join_lanes(const __m512 v[4]) {
+  __m512 first = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
+  __m512 second = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x88), _mm512_shuffle_f32x4(v[2], v[3], 0xDD));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xDD));
+}
+
+// dot_keys in bfloat16, four keys at a time, whose sums stay in registers.
+template <int R>
+void dot_keys_bf16(const bf16* keys, const bf16* query, int64_t dim, const int64_t* rows, const bf16* const* ahead,
+                   int64_t offset, int64_t lanes, f32x16* out) {
+  __m512 quads[R][4] = {};
+  for (int64_t j = 0; j < lanes; j += 4) {
+    const bf16* key[4];
+    for (int k = 0; k < 4; k++) {
+      int64_t lane = std::min(j + k, lanes - 1);
+      key[k] = keys + rows[lane];
+      prefetch_row(ahead[lane] + offset, dim);
+    }
+    __m512 sums[R][4];
+    for (int r = 0; r < R; r++)
+      for (int k = 0; k < 4; k++) sums[r][k] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < dim; d += 32) {
+      __mmask32 there = dim - d >= 32 ? ~0u : 0xFFFFu;
+      __m512i part[4];
+      for (int k = 0; k < 4; k++) part[k] = _mm512_maskz_loadu_epi16(there, key[k] + d);
+      for (int r = 0; r < R; r++) {
+        __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(there, query + r * dim + d);
+        for (int k = 0; k < 4; k++) sums[r][k] = _mm512_dpbf16_ps(sums[r][k], (__m512bh)part[k], q);
+      }
+    }
+    for (int r = 0; r < R; r++) quads[r][j / 4] = sum_lanes(sums[r]);
+  }
+  for (int r = 0; r < R; r++) out[r] = (f32x16)join_lanes(quads[r]);
+}
+
+#endif
+
+// Scores of R heads of one KV head with up to 16 keys: lane j of out[r] belongs to rows[j]. Lanes without a key hold
+// anything.
 template <typename T, int R>
 void dot_keys(const AttentionArgs<T>& a, const T* keys, const T* query, const float* wide, const int64_t* rows,
               const T* const* ahead, int64_t offset, int64_t lanes, f32x16* out) {
-  f32x16 sums[R][kLanes] = {};
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bf16>) {
-    for (int64_t j = 0; j < lanes; j++) {
-      prefetch_row(ahead[j] + offset, a.head_dim);
-      __m512 acc[R];
-      for (int r = 0; r < R; r++) acc[r] = _mm512_setzero_ps();
-      int64_t d = 0;
-      for (; d + 32 <= a.head_dim; d += 32) {
-        __m512bh key = (__m512bh)_mm512_loadu_si512(keys + rows[j] + d);
-        for (int r = 0; r < R; r++)
-          acc[r] = _mm512_dpbf16_ps(acc[r], key, (__m512bh)_mm512_loadu_si512(query + r * a.head_dim + d));
-      }
-      for (int r = 0; r < R; r++) {
-        sums[r][j] = (f32x16)acc[r];
-        if (d < a.head_dim) sums[r][j] += load(keys + rows[j] + d) * load(wide + r * a.head_dim + d);
-      }
-    }
-    for (int r = 0; r < R; r++) out[r] = sum_each(sums[r]);
+    dot_keys_bf16<R>(keys, query, a.head_dim, rows, ahead, offset, lanes, out);
     return;
   }
 #endif
+  f32x16 sums[R][kLanes] = {};
   for (int64_t j = 0; j < lanes; j++) {
     prefetch_row(ahead[j] + offset, a.head_dim);
     for (int64_t d = 0; d < a.head_dim; d += kLanes) {

@@ -13,17 +13,15 @@ class AttentionPlan {
   AttentionPlan(const AttentionArgs<T>& a, const int32_t* bounds, const int32_t* lens, int64_t num_seqs,
                 int64_t num_threads) {
     constexpr int64_t kDecodeQueries = 4;  // up to here unpacking tiles does not pay
+    std::vector<Span> prompts;
     for (int64_t i = 0; i < num_seqs; i++) {
       Span span{bounds[i], bounds[i + 1] - bounds[i], lens[i], a.tables + i * a.table_stride};
       if (span.query_len <= kDecodeQueries)
         for (int64_t q = 0; q < span.query_len; q++) add_row(span, q, a.window);
       else
-        for (int64_t q = 0; q < span.query_len; q += kTileQueries)
-          for (int64_t h = 0; h < a.num_kv_heads; h++)
-            tiles_.push_back({span, h, q, std::min(q + kTileQueries, span.query_len)});
+        prompts.push_back(span);
     }
-    // Later tiles of a prompt see more positions: the long ones come first, so that nobody waits for one at the end.
-    std::reverse(tiles_.begin(), tiles_.end());
+    add_tiles(prompts, a.num_kv_heads, num_threads);
     // All KV heads of a position lie side by side; they are taken apart only if there is not work enough otherwise.
     parts_ = num_stretches_ < 2 * num_threads ? a.num_kv_heads : 1;
     partial_.resize(num_stretches_ * a.num_heads);
@@ -68,6 +66,18 @@ class AttentionPlan {
     Span span;
     int64_t kv_head, q0, q1;
   };
+
+  // Tiles of 64 queries, or of 32 or 16 where there would be too few for the threads to get equal shares.
+  void add_tiles(const std::vector<Span>& prompts, int64_t num_kv_heads, int64_t num_threads) {
+    int64_t num_queries = 0, size = kTileQueries;
+    for (const Span& span : prompts) num_queries += span.query_len;
+    while (size > 16 && num_queries * num_kv_heads < 4 * size * num_threads) size /= 2;
+    for (const Span& span : prompts)
+      for (int64_t q = 0; q < span.query_len; q += size)
+        for (int64_t h = 0; h < num_kv_heads; h++) tiles_.push_back({span, h, q, std::min(q + size, span.query_len)});
+    // Later tiles of a prompt see more positions: the long ones come first, so that nobody waits for one at the end.
+    std::reverse(tiles_.begin(), tiles_.end());
+  }
 
   void add_row(const Span& span, int64_t q, int64_t window) {
     constexpr int64_t kStretch = 512;
