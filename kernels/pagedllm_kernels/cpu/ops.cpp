@@ -14,6 +14,7 @@
 #include "linear.h"
 #include "memory.h"
 #include "plan.h"
+#include "sampling.h"
 #include "stack.h"
 
 namespace pagedllm {
@@ -278,6 +279,31 @@ int64_t sum_tensor_words(const Tensor& t) {
   return total;
 }
 
+// The index of the largest value of each row.
+Tensor greedy(const Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && logits.scalar_type() == at::kFloat && logits.size(1) > 0);
+  Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      data<int64_t>(out)[i] = first_largest(data<float>(logits) + i * logits.size(1), logits.size(1));
+  });
+  return out;
+}
+
+// One token for each row of scaled [num_rows, vocab_size], with noise of keys [num_rows, 2].
+Tensor draw(const Tensor& scaled, const Tensor& keys) {
+  TORCH_CHECK(scaled.dim() == 2 && scaled.is_contiguous() && scaled.scalar_type() == at::kFloat);
+  TORCH_CHECK(keys.is_contiguous() && keys.scalar_type() == at::kLong && keys.numel() == 2 * scaled.size(0));
+  Tensor out = at::empty({scaled.size(0)}, keys.options());
+  at::parallel_for(0, scaled.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t* key = data<int64_t>(keys) + 2 * i;
+      data<int64_t>(out)[i] = draw_token(data<float>(scaled) + i * scaled.size(1), scaled.size(1), key[0], key[1]);
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(pagedllm_cpu, m) {
@@ -303,6 +329,8 @@ TORCH_LIBRARY(pagedllm_cpu, m) {
       "int num_heads, int intermediate_size, float eps, float scale, float soft_cap, bool gelu, "
       "Tensor(d!) seconds) -> ()",
       decoder_layers);
+  m.def("greedy(Tensor logits) -> Tensor", greedy);
+  m.def("draw(Tensor scaled, Tensor keys) -> Tensor", draw);
   m.def("sum_words(Tensor t) -> int", sum_tensor_words);
 }
 
