@@ -54,6 +54,14 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
+    # Builds an engine of timed parts, and measures single parts as bounds: it has to know what is inside.
+    **dict.fromkeys(
+        ("pagedllm.bench.bounds", "pagedllm.bench.parts", "pagedllm.bench.roofline"),
+        (
+            *(*CONTRACT, "pagedllm.bench", "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
+            *("pagedllm.streams", "pagedllm.text", "pagedllm.worker", "pagedllm_kernels"),
+        ),
+    ),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
         *("pagedllm.server.auth", "pagedllm.server.config"),
@@ -76,6 +84,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.bench": ("numpy",),
     "pagedllm.bench.serving": ("httpx", "httpx_sse", "numpy"),
     "pagedllm.bench.serving_report": ("matplotlib", "numpy"),
+    **dict.fromkeys(("pagedllm.bench.bounds", "pagedllm.bench.parts"), ("torch",)),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["Kernels", "KernelsUnavailableError", "Linear"]
+__all__ = ["Kernels", "KernelsUnavailableError", "LayerStack", "Linear", "StackKernels", "StackLayer", "StackShape"]
 
 Linear = Callable[[Tensor], Tensor]
 """``[num_rows, in] -> [num_rows, out]``."""
@@ -94,4 +96,69 @@ class Kernels(Protocol):
 
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         """``silu(gate) * up``, or with GELU by tanh; [num_tokens, 2 * size] -> [num_tokens, size]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackLayer:
+    """One plain layer: what ``add_rms_norm`` and the products take, in the order of the forward pass."""
+
+    input_norm: Tensor
+    qkv: Linear
+    attention_output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackShape:
+    """What all layers of a stack have in common."""
+
+    num_heads: int
+    intermediate_size: int
+    eps: float
+    scale: float
+    soft_cap: float | None
+    gelu: bool
+
+
+class LayerStack(Protocol):
+    """All layers of a decoder as one operation."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Time spent so far by operation, under the names of ``Kernels``; what was fused counts as the product."""
+        ...
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        key_caches: List[Tensor],
+        value_caches: List[Tensor],
+        positions: Tensor,
+        table: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+    ) -> None:
+        """Run the layers over the residual stream, [num_tokens, hidden_size] float32, which is changed.
+
+        The rest is as the operations of ``Kernels`` take it, with the caches of all layers.
+        """
+        ...
+
+
+@runtime_checkable
+class StackKernels(Protocol):
+    """Kernels that can run many layers in one go, which saves what it costs to get from one operation to the next."""
+
+    def prepare_stack(self, layers: List[StackLayer], shape: StackShape) -> LayerStack | None:
+        """The layers as one operation; None if they cannot be that, so that the operations have to serve one by one.
+
+        Args:
+            layers: Their products are those that ``prepare_linear`` of the same kernels made.
+        """
         ...

@@ -17,7 +17,14 @@ def greedy(logits: Tensor) -> Tensor:
     Returns:
         [num_rows] int64.
     """
+    if _has_cpu_ops(logits) and logits.dtype == torch.float32 and logits.is_contiguous():
+        return torch.ops.pagedllm_cpu.greedy(logits)
     return logits.argmax(dim=-1)
+
+
+def _has_cpu_ops(x: Tensor) -> bool:
+    """Whether the C++ kernels, once loaded, serve here. They choose the same tokens."""
+    return x.device.type == "cpu" and hasattr(torch.ops.pagedllm_cpu, "draw")
 
 
 def sample(
@@ -47,23 +54,60 @@ def sample(
     """
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
-    scores = scaled.double() + gumbel_noise(keys, logits.shape[1])
     rows = ((top_ks < logits.shape[1]) | (top_ps < 1) | (min_ps > 0)).nonzero().squeeze(1)
     if rows.numel() > 0:
         removed = scaled[rows] < _thresholds(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])
-        scores[rows] = scores[rows].masked_fill(removed, float("-inf"))
-    return scores.argmax(dim=-1)
+        scaled[rows] = scaled[rows].masked_fill(removed, float("-inf"))
+    return _draw(scaled, keys)
+
+
+def _draw(scaled: Tensor, keys: Tensor) -> Tensor:
+    """The best of scaled logit + noise; the C++ kernels, once loaded, spare the noise of tokens that cannot win."""
+    if _has_cpu_ops(scaled):
+        return torch.ops.pagedllm_cpu.draw(scaled, keys)
+    return (scaled.double() + gumbel_noise(keys, scaled.shape[1])).argmax(dim=-1)
+
+
+_RANKED = 1024
 
 
 def _thresholds(scaled: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    """The least scaled logit of each row that min-p, top-k and then top-p keep, [num_rows, 1]."""
-    ranked = scaled.sort(dim=-1, descending=True).values
+    """The least scaled logit of each row that min-p, top-k and then top-p keep, [num_rows, 1].
+
+    The best 1,024 tokens nearly always decide; a row is sorted as a whole only if they do not.
+    """
+    if scaled.shape[1] <= _RANKED:
+        return _rank(scaled.sort(dim=-1, descending=True).values, None, top_ks, top_ps, min_ps)[0]
+    ranked = scaled.topk(_RANKED, dim=-1).values
+    thresholds, is_settled = _rank(ranked, scaled, top_ks, top_ps, min_ps)
+    rows = (~is_settled).nonzero().squeeze(1)
+    if rows.numel() > 0:
+        ranked = scaled[rows].sort(dim=-1, descending=True).values
+        thresholds[rows] = _rank(ranked, None, top_ks[rows], top_ps[rows], min_ps[rows])[0]
+    return thresholds
+
+
+def _rank(
+    ranked: Tensor, scaled: Tensor | None, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Thresholds by the best logits of each row, [num_rows, num_ranked], and whether these were enough, [num_rows].
+
+    ``scaled`` are all logits of the rows; None: ``ranked`` are.
+    """
+    num_ranked = ranked.shape[1]
     # The best token's scaled logit is 0, so a share of its probability is a plain bound.
-    least = ranked.gather(1, top_ks.unsqueeze(1) - 1).maximum(min_ps.log().unsqueeze(1))
-    probs = ranked.masked_fill(ranked < least, float("-inf")).softmax(dim=-1, dtype=torch.float64)
+    least = ranked.gather(1, top_ks.clamp(max=num_ranked).unsqueeze(1) - 1)
+    least = torch.where(top_ks.unsqueeze(1) <= num_ranked, least, float("-inf")).maximum(min_ps.log().unsqueeze(1))
+    everything = ranked if scaled is None else scaled
+    total = everything.masked_fill(everything < least, float("-inf")).double().exp().sum(dim=-1, keepdim=True)
+    probs = ranked.masked_fill(ranked < least, float("-inf")).double().exp() / total
+    sums = probs.cumsum(dim=-1)
     # A token is kept if those before it do not reach top_p yet; at least the first one always is.
-    num_kept = (probs.cumsum(dim=-1) - probs < top_ps.unsqueeze(1)).sum(dim=-1, keepdim=True)
-    return ranked.gather(1, num_kept - 1).maximum(least)
+    num_kept = (sums - probs < top_ps.unsqueeze(1)).sum(dim=-1, keepdim=True)
+    is_enough = (top_ks.unsqueeze(1) <= num_ranked) | (ranked[:, -1:] < least)
+    # Without a limit by rank, the total is right and the best may reach top_p.
+    is_enough |= (top_ks.unsqueeze(1) >= everything.shape[1]) & (sums[:, -1:] >= top_ps.unsqueeze(1))
+    return ranked.gather(1, num_kept - 1).maximum(least), is_enough.squeeze(1)
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:

@@ -22,7 +22,17 @@ from pagedllm.cli.options import describe_engine_options
 from pagedllm.config import EngineConfig
 
 Run = Callable[..., Any]
-COMMANDS = (("chat",), ("env",), ("models",), ("plan",), ("bench",), ("bench", "throughput"), ("bench", "latency"))
+COMMANDS = (
+    ("chat",),
+    ("env",),
+    ("models",),
+    ("plan",),
+    ("bench",),
+    ("bench", "throughput"),
+    ("bench", "latency"),
+    ("bench", "roofline"),
+    ("bench", "stall"),
+)
 
 
 def test_version(run_cli: Run) -> None:
@@ -62,7 +72,9 @@ def test_every_command_explains_itself(command: tuple[str, ...], run_cli: Run) -
     assert "Usage:" in result.stdout
 
 
-@pytest.mark.parametrize("command", [("chat",), ("bench", "throughput"), ("bench", "latency")])
+@pytest.mark.parametrize(
+    "command", [("chat",), ("bench", "throughput"), ("bench", "latency"), ("bench", "roofline"), ("bench", "stall")]
+)
 def test_every_engine_option_is_an_option(command: tuple[str, ...], run_cli: Run) -> None:
     """A field added to EngineConfig without a description, or of a type that the command line cannot take."""
     text = run_cli(*command, "--help").stdout

@@ -150,7 +150,12 @@ def available() -> list[str]:
 @pytest.mark.parametrize("isa", available())
 def test_every_instruction_set_passes_the_kernel_and_parity_tests(isa: str):
     environment: dict[str, Any] = {**os.environ, "PAGEDLLM_CPU_ISA": isa}
-    tests = ["tests/kernels/test_cpu_kernels.py", "tests/engine/test_parity.py", "tests/engine/test_family_parity.py"]
+    tests = [
+        "tests/kernels/test_cpu_kernels.py",
+        "tests/kernels/test_stack.py",
+        "tests/engine/test_parity.py",
+        "tests/engine/test_family_parity.py",
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *tests]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedllm_kernels.sampling import greedy, sample
+from pagedllm_kernels.cpu.kernels import CPUKernels
+from pagedllm_kernels.interface import KernelsUnavailableError
+from pagedllm_kernels.sampling import _thresholds, greedy, gumbel_noise, sample
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 3.0, -1.0, 0.0, 2.5, -4.0]])
 
@@ -116,3 +118,46 @@ def test_extremes_stay_in_range(logits: list[float], temperature: float, top_p: 
 
 def test_greedy_takes_the_first_of_equals():
     assert greedy(torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, 1000])
+def test_greedy_finds_the_largest_wherever_it_is(vocab_size: int):
+    """The last tokens of a vocabulary do not fill a vector, and filtered rows are full of -inf."""
+    logits = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(0)).clamp(max=5.0)
+    logits[::2] = -torch.inf
+    logits.fill_diagonal_(9.0)
+    assert greedy(logits).tolist() == list(range(vocab_size))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 50.0])
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 5000])
+def test_the_draw_that_skips_hopeless_tokens_is_the_draw(spread: float, vocab_size: int):
+    """A bound on the noise that is a little too tight would change a token once in a thousand draws."""
+    try:
+        CPUKernels()
+    except KernelsUnavailableError as error:
+        pytest.skip(str(error))
+    generator = torch.Generator().manual_seed(0)
+    scaled = spread * torch.randn(500, vocab_size, generator=generator)
+    scaled -= scaled.amax(dim=-1, keepdim=True)
+    scaled[::3, : vocab_size - 1] = -torch.inf  # filtered, all but one
+    scaled[1::3, : vocab_size // 2] = -torch.inf
+    keys = torch.randint(0, 2**32, (500, 2), generator=generator)
+    expected = (scaled.double() + gumbel_noise(keys, vocab_size)).argmax(dim=-1)
+    assert torch.equal(torch.ops.pagedllm_cpu.draw(scaled, keys), expected)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(4000, 0.9, 0.0), (4000, 0.999, 0.0), (50, 1.0, 0.0), (2000, 1.0, 0.0), (2000, 0.5, 0.01), (4000, 1.0, 0.2)],
+)
+def test_filters_need_no_whole_sort_but_know_when_they_do(spread: float, top_k: int, top_p: float, min_p: float):
+    """Flat distributions keep more tokens than were ranked at first."""
+    logits = spread * torch.randn(3, 4000, generator=torch.Generator().manual_seed(0))
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    args = (torch.full((3,), top_k), torch.full((3,), top_p), torch.full((3,), min_p))
+    thresholds = _thresholds(scaled, *args)
+    for row, threshold in zip(scaled, thresholds, strict=True):
+        kept = oracle(row.numpy(), 1.0, top_k, float(np.float32(top_p)), float(np.float32(min_p))) > 0
+        assert abs(int((row >= threshold).sum()) - int(kept.sum())) <= 1, "equal but for a sum's last bits"

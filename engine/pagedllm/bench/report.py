@@ -12,7 +12,7 @@ import numpy as np
 from ..core import StepRecord
 from .scenarios import BatchRun, Measurement
 
-__all__ = ["decode_rate", "figures", "spread", "table", "trace_lines"]
+__all__ = ["decode_rate", "figures", "only_decodes", "spread", "table", "trace_lines"]
 
 _ROUND = 6
 _HEAD = (
@@ -57,7 +57,7 @@ def decode_rate(batches: Sequence[Sequence[StepRecord]]) -> float | None:
     num_tokens, seconds = 0, 0.0
     for steps in batches:
         for before, step in itertools.pairwise(steps):
-            if _only_decodes(step):
+            if only_decodes(step):
                 num_tokens += step.num_tokens
                 # From end to end, so that what the engine does between two steps counts too.
                 seconds += step.time_s + step.duration_s - (before.time_s + before.duration_s)
@@ -79,7 +79,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def _only_decodes(step: StepRecord) -> bool:
+def only_decodes(step: StepRecord) -> bool:
     return step.num_admitted == 0 and step.num_tokens == step.num_running + step.num_retired
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ..config import EngineConfig
 from .bench_serve import FIGURES, serve
-from .engines import open_engine
+from .engines import open_engine, set_num_threads
 from .options import with_engine_options
 
 __all__ = ["app"]
@@ -46,6 +46,34 @@ p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl
 
 app.command(epilog=FIGURES)(serve)
 
+_BOUNDS = """\
+What is measured: bounds and engine in turns, in one process and one thread, several rounds after one that warms up.
+Figures are medians over the rounds; a share is the median of each round's own ratio, with the bound measured before
+and after the engine and the better of the two taken, so that a machine whose speed wanders does not decide it.
+
+read_gb_per_second: 256 MiB, read in order by all threads; the fastest of torch's sum, its norm, and a plain loop of
+vector loads where the C++ kernels serve.
+
+linear: the model's linear layers alone, head included, one after the other, by the kernels that serve the engine, for
+so many rows. What an operation costs to call is in it.
+
+decode, by batch size: tokens by time of the engine's steps that only decode, as in bench throughput. Its bound is, for
+a batch of 1, the bytes of the linear layers' weights over the read bandwidth; for others the linear layers alone.
+
+prefill, by length of a single prompt: its tokens by the time from sending it to its first token. The bound is the
+linear layers alone for all of its tokens at once, with the head for the last of them.
+
+outside_kernels_share: of the time of steps that only decode, 32 sequences at once, what no kernel takes. step_seconds
+has all parts of such a step: each kernel (where layers run in one go, the activation counts as linear, and so does what
+is added to the residual stream), between_kernels (Python), scheduler, forward_batch (making the inputs),
+sampler, detokenizer (text and chunks), between_steps (handing out chunks, taking messages).
+
+context: a forward pass that decodes one token for each of 8 sequences of such a length, over KV in random blocks. The
+attention of all layers in it (and alone, without the rest), the KV bytes it reads by that time, their share of the read
+bandwidth; r_squared is how much of the step's time a straight line over the length explains.
+"""
+
+_STREAM_INPUT_LEN = 32
 _SEED_HELP = "Of the random prompts."
 _JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
 _TRACE_HELP = "Write a line of JSON for each step: admitted, retired, preempted, tokens, KV use, and more."
@@ -101,6 +129,84 @@ def latency(
     _write_json(json_file, [result])
 
 
+@app.command(epilog=_BOUNDS)
+@with_engine_options
+def roofline(
+    config: EngineConfig,
+    batch_sizes: Annotated[str, typer.Option(help="Sequences decoded at once, several numbers.")] = "1,8,32,64",
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt before decoding.")] = 128,
+    output_len: Annotated[int, typer.Option(min=3, help="Tokens decoded for each prompt.")] = 64,
+    prefill_lens: Annotated[str, typer.Option(help="Lengths of single prompts.")] = "512,2048",
+    contexts: Annotated[str, typer.Option(help="Context lengths, 8 sequences of each.")] = "512,1024,2048,4096",
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help=_SEED_HELP)] = 0,
+    json_file: Annotated[typer.FileTextWrite | None, typer.Option("--json", lazy=False, help=_JSON_HELP)] = None,
+) -> None:
+    """How near the engine comes to what bounds it, and where the rest of a step goes."""
+    # Lazy door: torch and all parts of an engine, which --help need not wait for.
+    from ..bench.machine import describe_machine, versions  # noqa: PLC0415
+    from ..bench.roofline import RooflinePlan, measure_roofline, table  # noqa: PLC0415
+
+    plan = RooflinePlan(
+        batch_sizes=tuple(_parse_sizes(batch_sizes, "--batch-sizes")),
+        input_len=input_len,
+        output_len=output_len,
+        prefill_lens=tuple(_parse_sizes(prefill_lens, "--prefill-lens")),
+        contexts=tuple(_parse_sizes(contexts, "--contexts")),
+        num_rounds=rounds,
+        seed=seed,
+    )
+    set_num_threads()
+    result = measure_roofline(config, plan)
+    typer.echo(table(result))
+    surroundings = {"num_threads": _num_threads(), "versions": versions(), "machine": describe_machine()}
+    named = {"scenario": "roofline", "model": config.model, "seed": seed, "engine_args": dataclasses.asdict(config)}
+    _write_json(json_file, [{**named, **result, **surroundings}])
+
+
+_STALL = """\
+What is measured: a stream runs alone; when it has given some tokens, a long prompt arrives. Medians over the rounds.
+
+gap_before_ms: median time between two tokens of the stream before that.
+
+largest_gap_after_ms: the longest time between two of its tokens after that. stretch: by gap_before_ms of its round.
+
+prompt_ttft_ms: from sending the long prompt to its first token.
+"""
+
+
+@app.command(epilog=_STALL)
+@with_engine_options
+def stall(
+    config: EngineConfig,
+    stream_len: Annotated[int, typer.Option(min=4, help="Tokens of the stream.")] = 64,
+    arrives_after: Annotated[int, typer.Option(min=2, help="Tokens of the stream before the prompt arrives.")] = 24,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that arrives.")] = 4000,
+    rounds: Annotated[int, typer.Option(min=1, help="How often.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help=_SEED_HELP)] = 0,
+    json_file: Annotated[typer.FileTextWrite | None, typer.Option("--json", lazy=False, help=_JSON_HELP)] = None,
+) -> None:
+    """How much a long prompt that arrives slows down a stream that is running."""
+    # Lazy door: numpy, which --help need not wait for.
+    from ..bench.machine import describe_machine, versions  # noqa: PLC0415
+    from ..bench.stall import StallPlan, measure_stall  # noqa: PLC0415
+
+    plan = StallPlan(
+        stream_input_len=_STREAM_INPUT_LEN,
+        stream_len=stream_len,
+        arrives_after=arrives_after,
+        prompt_len=prompt_len,
+        num_rounds=rounds,
+        seed=seed,
+    )
+    with open_engine(config) as engine:
+        result = measure_stall(engine, plan)
+    typer.echo(", ".join(f"{name} {value:.1f}" for name, value in result.items()))
+    surroundings = {"num_threads": _num_threads(), "versions": versions(), "machine": describe_machine()}
+    named = {"scenario": "stall", "model": config.model, "engine_args": dataclasses.asdict(config)}
+    _write_json(json_file, [{**named, **dataclasses.asdict(plan), **result, **surroundings}])
+
+
 def _measure_all(
     scenario: str,
     config: EngineConfig,
@@ -139,10 +245,10 @@ def _measure_all(
     return results
 
 
-def _parse_sizes(text: str) -> list[int]:
+def _parse_sizes(text: str, option: str = "--num-prompts") -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{text!r}: a positive number, or several with commas", param_hint="--num-prompts")
+        raise typer.BadParameter(f"{text!r}: a positive number, or several with commas", param_hint=option)
     return [int(part) for part in parts]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -38,13 +38,16 @@ class ModelRunner:
     Args:
         config: The engine's configuration.
         files: The model.
+        wrap_kernels: Puts something around the kernels that were chosen, such as a clock.
 
     Raises:
         ModelLoadError: The model cannot be used.
         ConfigError: The configuration does not fit the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+    def __init__(
+        self, config: EngineConfig, files: ModelFiles, *, wrap_kernels: Callable[[Kernels], Kernels] | None = None
+    ) -> None:
         start = time.monotonic()
         self.model_config: ModelConfig = load_model_config(files)
         self.dtype = resolve_dtype(config.dtype)
@@ -58,14 +61,15 @@ class ModelRunner:
         self.num_host_blocks = num_host_blocks(config, self.bytes_per_token)
         self._host_cache = HostCache(self.kv_cache, self.num_host_blocks)
         self.copy_bytes_per_s = self._host_cache.measure_copy_rate() if self.num_host_blocks else None
-        self.kernels = _select_kernels(config.kernels, self.dtype, self.model_config)
-        self._decoder = self._load(files)
+        kernels = _select_kernels(config.kernels, self.dtype, self.model_config)
+        self.kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
+        self.decoder = self._load(files)
         logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Tensor:
         """One forward pass: [num_sampled, vocab_size] float32 logits."""
-        return self._decoder.forward(batch, self.kv_cache)
+        return self.decoder.forward(batch, self.kv_cache)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy KV blocks within the device and between device and host, in this order; before ``run``."""

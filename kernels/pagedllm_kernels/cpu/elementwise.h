@@ -1,6 +1,7 @@
 // Normalisation, rotary embedding and activations, one row or token at a time.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "vec.h"
@@ -39,8 +40,18 @@ void rope_head(T* head, const float* table, int64_t dim) {
   }
 }
 
+// Rotates the queries and keys of one token, and stores its keys and values in its slot.
 template <typename T>
-void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+void rope_store_row(T* row, const float* table, T* keys, T* values, int64_t slot, int64_t num_heads, int64_t num_kv,
+                    int64_t dim) {
+  for (int64_t h = 0; h < num_heads + num_kv; h++) rope_head(row + h * dim, table, dim);
+  const T* key = row + num_heads * dim;
+  std::copy(key, key + num_kv * dim, keys + slot * num_kv * dim);
+  std::copy(key + num_kv * dim, key + 2 * num_kv * dim, values + slot * num_kv * dim);
+}
+
+template <typename T, typename O>
+void silu_mul_row(const T* gate, const T* up, O* out, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) {
     f32x16 g = load(gate + i);
     store(out + i, g / (exp(-g) + 1.0f) * load(up + i));
@@ -48,8 +59,8 @@ void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
 }
 
 // gelu(x) by tanh, written as x * sigmoid(2 u), which is the same and needs one exponential.
-template <typename T>
-void gelu_tanh_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+template <typename T, typename O>
+void gelu_tanh_mul_row(const T* gate, const T* up, O* out, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) {
     f32x16 g = load(gate + i);
     f32x16 u = 1.5957691216057308f * (g + 0.044715f * g * g * g);  // 2 * sqrt(2 / pi)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..interface import Linear
+from ..interface import LayerStack, Linear, StackLayer, StackShape
 from .build import detect_isa, load_library
 
 __all__ = ["CPUKernels"]
 
 _GEMV_ROWS = 4
 _MULTIPLE = 16
+_PANEL = 32
+_TIMED = ("add_rms_norm", "linear", "rope_store", "paged_attention")  # as stack.h counts them
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CPUKernels:
-    """Implements ``Kernels``.
+    """Implements ``Kernels`` and ``StackKernels``.
 
     Raises:
         KernelsUnavailableError: They cannot be compiled or loaded here.
@@ -82,6 +86,50 @@ class CPUKernels:
         activated: Tensor = torch.ops.pagedllm_cpu.gated_activation(gate_up, gelu)
         return activated
 
+    def prepare_stack(self, layers: List[StackLayer], shape: StackShape) -> LayerStack | None:
+        products = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]
+        is_packed = all(isinstance(product, _PackedLinear) for each in products for product in each)
+        return _Stack(layers, shape) if is_packed and shape.intermediate_size % _PANEL == 0 else None
+
+
+class _Stack:
+    """Implements ``LayerStack`` over packed products."""
+
+    def __init__(self, layers: List[StackLayer], shape: StackShape) -> None:
+        self._weights: list[Tensor | None] = []
+        for layer in layers:
+            products = (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+            qkv, output, gate_up, down = (item for item in products if isinstance(item, _PackedLinear))
+            assert output.bias is gate_up.bias is down.bias is None
+            self._weights += [layer.input_norm, qkv.packed, qkv.bias, output.packed]
+            self._weights += [layer.mlp_norm, gate_up.packed, down.packed]
+        self._windows = [layer.window or 0 for layer in layers]
+        self._shape = shape
+        self._seconds = torch.zeros(len(_TIMED), dtype=torch.float64)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return dict(zip(_TIMED, self._seconds.tolist(), strict=True))
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        key_caches: List[Tensor],
+        value_caches: List[Tensor],
+        positions: Tensor,
+        table: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+    ) -> None:
+        shape = self._shape
+        torch.ops.pagedllm_cpu.decoder_layers(
+            *(hidden, self._weights, key_caches, value_caches, self._windows, positions, table, slot_mapping),
+            *(block_tables, cu_seqlens_q, seq_lens, shape.num_heads, shape.intermediate_size, shape.eps, shape.scale),
+            *(shape.soft_cap or 0.0, shape.gelu, self._seconds),
+        )
+
 
 class _PackedLinear:
     """A bfloat16 product in our own layout, where the CPU multiplies bfloat16.
@@ -91,12 +139,12 @@ class _PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._packed: Tensor = torch.ops.pagedllm_cpu.pack_linear(weight)
-        self._bias = None if bias is None else bias.float()
+        self.packed: Tensor = torch.ops.pagedllm_cpu.pack_linear(weight)
+        self.bias = None if bias is None else bias.float()
         self._num_out = weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.pagedllm_cpu.packed_linear(x, self._packed, self._bias, self._num_out, self._dtype)
+        product: Tensor = torch.ops.pagedllm_cpu.packed_linear(x, self.packed, self.bias, self._num_out, self._dtype)
         return product
 
 

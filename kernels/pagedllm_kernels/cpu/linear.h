@@ -15,7 +15,6 @@ namespace pagedllm {
 
 constexpr int64_t kPanel = 32;
 constexpr int kTileRows = 12;
-constexpr int64_t kBlockRows = 48;
 
 inline int64_t num_panels(int64_t num_out) { return (num_out + kPanel - 1) / kPanel; }
 
@@ -35,14 +34,23 @@ struct PanelArgs {
   const bf16* x;  // [rows, depth]
   const bf16* panel;
   const float* bias;  // [count] or null
-  O* out;             // [rows, stride], at the panel's first output
+  O out;              // [rows, stride], at the panel's first output
   int64_t depth, stride, count;
+};
+
+// Where products are added to what is there.
+struct Sum {
+  float* values;
+  Sum operator+(int64_t i) const { return {values + i}; }
 };
 
 inline void store_first(bf16* out, __m512 v, __mmask16 lanes) {
   _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(v));
 }
 inline void store_first(float* out, __m512 v, __mmask16 lanes) { _mm512_mask_storeu_ps(out, lanes, v); }
+inline void store_first(Sum out, __m512 v, __mmask16 lanes) {
+  store_first(out.values, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, out.values), v), lanes);
+}
 
 template <typename O, int R>
 void multiply_panel(const PanelArgs<O>& a, int64_t row) {

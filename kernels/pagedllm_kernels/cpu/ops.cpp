@@ -3,13 +3,19 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <atomic>
+#include <map>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
-#include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "memory.h"
+#include "plan.h"
+#include "sampling.h"
+#include "stack.h"
 
 namespace pagedllm {
 namespace {
@@ -76,93 +82,25 @@ void rope_store(Tensor qkv, const Tensor& positions, const Tensor& table, Tensor
         T* row = data<T>(qkv) + i * qkv.size(1);
         int64_t position = data<int64_t>(positions)[i], slot = data<int64_t>(slots)[i];
         TORCH_CHECK(position >= 0 && position < table.size(0) && slot >= 0 && slot < num_slots);
-        for (int64_t h = 0; h < num_heads + num_kv; h++) rope_head(row + h * dim, data<float>(table) + position * dim, dim);
-        const T* key = row + num_heads * dim;
-        std::copy(key, key + num_kv * dim, data<T>(key_cache) + slot * num_kv * dim);
-        std::copy(key + num_kv * dim, key + 2 * num_kv * dim, data<T>(value_cache) + slot * num_kv * dim);
+        rope_store_row(row, data<float>(table) + position * dim, data<T>(key_cache), data<T>(value_cache), slot,
+                       num_heads, num_kv, dim);
       }
     });
   });
 }
 
-template <typename T>
-void merge_stretches(const AttentionArgs<T>& a, T* target, const Partial* partial, const float* acc, int64_t count,
-                     int64_t stride) {
-  float best = kMinusInf, total = 0;
-  for (int64_t i = 0; i < count; i++) best = std::max(best, partial[i * stride].max);
-  for (int64_t i = 0; i < count; i++) total += partial[i * stride].sum * std::exp(partial[i * stride].max - best);
-  for (int64_t d = 0; d < a.head_dim; d += kLanes) {
-    f32x16 mix = {};
-    for (int64_t i = 0; i < count; i++)
-      mix += load(acc + i * stride * a.head_dim + d) * (std::exp(partial[i * stride].max - best) / total);
-    store(target + d, mix);
+// Calls f(member) in every thread that torch would use here. No exception may leave f.
+template <typename F>
+void run_team(F f) {
+  at::internal::lazy_init_num_threads();
+  std::optional<Team> team;
+#pragma omp parallel
+  {
+#pragma omp single
+    team.emplace(omp_get_num_threads());
+    Member member(*team, omp_get_thread_num());
+    f(member);
   }
-}
-
-// Decode rows, in stretches of positions; see decode_stretch. A stretch with few others beside it is split by KV head.
-template <typename T>
-void decode(const AttentionArgs<T>& a, const std::vector<std::pair<Span, int64_t>>& rows) {
-  constexpr int64_t kStretch = 512;
-  int64_t group = a.num_heads / a.num_kv_heads;
-  std::vector<int64_t> first(rows.size() + 1, 0);  // first stretch of each row
-  for (size_t i = 0; i < rows.size(); i++) {
-    int64_t length = rows[i].second + 1 - (a.window > 0 ? std::max<int64_t>(0, rows[i].second + 1 - a.window) : 0);
-    first[i + 1] = first[i] + (length + kStretch - 1) / kStretch;
-  }
-  int64_t num_stretches = first.back();
-  int64_t parts = num_stretches < 2 * at::get_num_threads() ? a.num_kv_heads : 1, kv_heads = a.num_kv_heads / parts;
-  std::vector<Partial> partial(num_stretches * a.num_heads);
-  std::vector<float> acc(num_stretches * a.num_heads * a.head_dim);
-  at::parallel_for(0, num_stretches * parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; item++) {
-      int64_t stretch = item / parts, kv_first = item % parts * kv_heads;
-      size_t i = std::upper_bound(first.begin(), first.end(), stretch) - first.begin() - 1;
-      const auto& [span, position] = rows[i];
-      int64_t low = a.window > 0 ? std::max<int64_t>(0, position + 1 - a.window) : 0;
-      int64_t from = low + (stretch - first[i]) * kStretch, to = std::min(position + 1, from + kStretch);
-      int64_t row = span.first_row + position - (span.seq_len - span.query_len);
-      int64_t head = stretch * a.num_heads + kv_first * group;
-      decode_stretch(a, span, row, kv_first, kv_first + kv_heads, from, to, &partial[head], &acc[head * a.head_dim]);
-    }
-  });
-  for (size_t i = 0; i < rows.size(); i++) {
-    const Span& span = rows[i].first;
-    int64_t row = span.first_row + rows[i].second - (span.seq_len - span.query_len);
-    for (int64_t h = 0; h < a.num_heads; h++) {
-      int64_t head = first[i] * a.num_heads + h;
-      merge_stretches(a, a.output + (row * a.num_heads + h) * a.head_dim, &partial[head], &acc[head * a.head_dim],
-                      first[i + 1] - first[i], a.num_heads);
-    }
-  }
-}
-
-template <typename T>
-void attend(const AttentionArgs<T>& a, const int32_t* bounds, const int32_t* lens, int64_t num_seqs) {
-  constexpr int64_t kDecodeQueries = 4;  // up to here unpacking tiles does not pay
-  std::vector<std::pair<Span, int64_t>> rows;
-  struct Tile {
-    Span span;
-    int64_t kv_head, q0, q1;
-  };
-  std::vector<Tile> tiles;
-  for (int64_t i = 0; i < num_seqs; i++) {
-    Span span{bounds[i], bounds[i + 1] - bounds[i], lens[i], a.tables + i * a.table_stride};
-    if (span.query_len <= kDecodeQueries) {
-      for (int64_t q = 0; q < span.query_len; q++) rows.push_back({span, span.seq_len - span.query_len + q});
-      continue;
-    }
-    for (int64_t q = 0; q < span.query_len; q += kTileQueries)
-      for (int64_t h = 0; h < a.num_kv_heads; h++)
-        tiles.push_back({span, h, q, std::min(q + kTileQueries, span.query_len)});
-  }
-  if (!rows.empty()) decode(a, rows);
-  // Later tiles of a prompt see more positions. Interleaving gives each thread its share of long and short ones.
-  int64_t num_tiles = tiles.size(), num_threads = at::get_num_threads();
-  at::parallel_for(0, std::min(num_tiles, num_threads), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t lane = begin; lane < end; lane++)
-      for (int64_t i = lane; i < num_tiles; i += std::min(num_tiles, num_threads))
-        prefill_tile(a, tiles[i].span, tiles[i].kv_head, tiles[i].q0, tiles[i].q1);
-  });
 }
 
 Tensor paged_attention(const Tensor& qkv, const Tensor& key_cache, const Tensor& value_cache, const Tensor& tables,
@@ -177,7 +115,11 @@ Tensor paged_attention(const Tensor& qkv, const Tensor& key_cache, const Tensor&
     AttentionArgs<T> a{data<T>(qkv), data<T>(key_cache), data<T>(value_cache), data<T>(out), data<int32_t>(tables),
                        qkv.size(1), tables.size(1), num_heads, num_kv, dim, key_cache.size(1), float(scale),
                        float(soft_cap), window};
-    attend(a, data<int32_t>(bounds), data<int32_t>(lens), lens.size(0));
+    AttentionPlan plan(a, data<int32_t>(bounds), data<int32_t>(lens), lens.size(0), at::get_num_threads());
+    run_team([&](Member& me) {
+      me.share(plan.num_items(), [&](int64_t i) { plan.run(a, i); });
+      me.share(plan.num_merges(), [&](int64_t i) { plan.merge(a, i); });
+    });
   });
   return out;
 }
@@ -191,7 +133,7 @@ Tensor gated_activation(const Tensor& gate_up, bool gelu) {
     at::parallel_for(0, gate_up.size(0), 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) {
         const T* gate = data<T>(gate_up) + i * 2 * size;
-        (gelu ? gelu_tanh_mul_row<T> : silu_mul_row<T>)(gate, gate + size, data<T>(out) + i * size, size);
+        (gelu ? gelu_tanh_mul_row<T, T> : silu_mul_row<T, T>)(gate, gate + size, data<T>(out) + i * size, size);
       }
     });
   });
@@ -233,13 +175,14 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   TORCH_CHECK(packed.size(0) == num_panels(num_out) && packed.size(1) == depth && packed.size(2) == kPanel);
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kFloat && bias->numel() == num_out));
   Tensor out = at::empty({rows, num_out}, x.options().dtype(dtype));
+  constexpr int64_t kBlockRows = 48;  // what has to stay in cache while the panels pass by
   int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   by_type(out, [&](auto t) {
     using O = decltype(t);
     at::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
       for (int64_t i = 0; i < blocks; i++)
         for (int64_t p = first; p < last; p++) {
-          PanelArgs<O> a{data<bf16>(x), data<bf16>(packed) + p * kPanel * depth,
+          PanelArgs<O*> a{data<bf16>(x), data<bf16>(packed) + p * kPanel * depth,
                          bias ? data<float>(*bias) + p * kPanel : nullptr, data<O>(out) + p * kPanel, depth, num_out,
                          std::min(kPanel, num_out - p * kPanel)};
           multiply_rows_of_panel(a, rows * i / blocks, rows * (i + 1) / blocks);
@@ -269,6 +212,98 @@ Tensor gemv(const Tensor& x, const Tensor& weight) {
   return out;
 }
 
+// All layers of a decoder over hidden [num_rows, hidden_size], which they change. weights holds for each layer the input
+// norm, packed qkv, bias of qkv or nothing, packed attention output, norm before the MLP, packed gate-up and packed down.
+void decoder_layers(Tensor hidden, const c10::List<std::optional<Tensor>>& weights, at::TensorList key_caches,
+                    at::TensorList value_caches, at::IntArrayRef windows, const Tensor& positions, const Tensor& table,
+                    const Tensor& slots, const Tensor& tables, const Tensor& bounds, const Tensor& lens,
+                    int64_t num_heads, int64_t intermediate_size, double eps, double scale, double soft_cap, bool gelu,
+                    Tensor seconds) {
+#if defined(__AVX512BF16__)
+  constexpr size_t kEach = 7;
+  size_t num_layers = key_caches.size();
+  int64_t rows = hidden.size(0), num_kv = key_caches[0].size(2), dim = key_caches[0].size(3);
+  int64_t num_slots = key_caches[0].size(0) * key_caches[0].size(1), width = (num_heads + 2 * num_kv) * dim;
+  TORCH_CHECK(hidden.is_contiguous() && hidden.scalar_type() == at::kFloat && hidden.size(1) % kLanes == 0);
+  TORCH_CHECK(weights.size() == kEach * num_layers && value_caches.size() == num_layers && windows.size() == num_layers);
+  TORCH_CHECK(num_heads % num_kv == 0 && dim % kLanes == 0 && intermediate_size % kPanel == 0);
+  TORCH_CHECK(positions.scalar_type() == at::kLong && slots.scalar_type() == at::kLong && table.size(1) == dim);
+  TORCH_CHECK(positions.numel() == rows && slots.numel() == rows && table.is_contiguous());
+  for (const Tensor& t : {tables, bounds, lens}) TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous());
+  TORCH_CHECK(seconds.scalar_type() == at::kDouble && seconds.numel() == kNumTimed);
+  for (int64_t i = 0; i < rows; i++) {
+    int64_t position = data<int64_t>(positions)[i], slot = data<int64_t>(slots)[i];
+    TORCH_CHECK(position >= 0 && position < table.size(0) && slot >= 0 && slot < num_slots);
+  }
+  auto options = hidden.options().dtype(at::kBFloat16);
+  Tensor normed = at::empty({rows, hidden.size(1)}, options), qkv = at::empty({rows, width}, options);
+  Tensor attended = at::empty({rows, num_heads * dim}, options), activated = at::empty({rows, intermediate_size}, options);
+  StackArgs args{{data<bf16>(qkv), nullptr, nullptr, data<bf16>(attended), data<int32_t>(tables), width, tables.size(1),
+                  num_heads, num_kv, dim, key_caches[0].size(1), float(scale), float(soft_cap), 0},
+                 rows, hidden.size(1), intermediate_size, float(eps), gelu, data<float>(hidden), data<bf16>(normed),
+                 data<bf16>(qkv), data<bf16>(activated), data<float>(table), data<int64_t>(positions),
+                 data<int64_t>(slots), data<double>(seconds)};
+  std::map<int64_t, AttentionPlan> plans;  // by window
+  std::vector<StackLayer> layers;
+  for (size_t i = 0; i < num_layers; i++) {
+    AttentionArgs<bf16> a = args.attention;
+    a.window = windows[i];
+    auto [plan, is_new] = plans.try_emplace(windows[i], a, data<int32_t>(bounds), data<int32_t>(lens), lens.size(0),
+                                            at::get_num_threads());
+    auto weight = [&](size_t k) {
+      std::optional<Tensor> t = weights.get(i * kEach + k);
+      TORCH_CHECK(!t || t->is_contiguous());
+      return t ? t->data_ptr() : nullptr;
+    };
+    TORCH_CHECK(key_caches[i].is_contiguous() && value_caches[i].is_contiguous());
+    layers.push_back({(float*)weight(0), (float*)weight(4), (bf16*)weight(1), (bf16*)weight(3), (bf16*)weight(5),
+                      (bf16*)weight(6), (float*)weight(2), data<bf16>(key_caches[i]), data<bf16>(value_caches[i]),
+                      &plan->second, windows[i]});
+  }
+  run_team([&](Member& me) {
+    StackMember member(args, me);
+    for (const StackLayer& layer : layers) member.run(layer);
+  });
+#else
+  TORCH_CHECK(false, "pagedllm_cpu: compiled without AVX-512 BF16");
+#endif
+}
+
+// The sum, modulo 2^32, of a tensor's 32-bit words: what it takes to read memory and do next to nothing with it.
+int64_t sum_tensor_words(const Tensor& t) {
+  TORCH_CHECK(t.is_contiguous() && t.element_size() == 4);
+  std::atomic<uint32_t> total{0};
+  at::parallel_for(0, t.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    total += sum_words(data<uint32_t>(t) + begin, end - begin);
+  });
+  return total;
+}
+
+// The index of the largest value of each row.
+Tensor greedy(const Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && logits.scalar_type() == at::kFloat && logits.size(1) > 0);
+  Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      data<int64_t>(out)[i] = first_largest(data<float>(logits) + i * logits.size(1), logits.size(1));
+  });
+  return out;
+}
+
+// One token for each row of scaled [num_rows, vocab_size], with noise of keys [num_rows, 2].
+Tensor draw(const Tensor& scaled, const Tensor& keys) {
+  TORCH_CHECK(scaled.dim() == 2 && scaled.is_contiguous() && scaled.scalar_type() == at::kFloat);
+  TORCH_CHECK(keys.is_contiguous() && keys.scalar_type() == at::kLong && keys.numel() == 2 * scaled.size(0));
+  Tensor out = at::empty({scaled.size(0)}, keys.options());
+  at::parallel_for(0, scaled.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t* key = data<int64_t>(keys) + 2 * i;
+      data<int64_t>(out)[i] = draw_token(data<float>(scaled) + i * scaled.size(1), scaled.size(1), key[0], key[1]);
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(pagedllm_cpu, m) {
@@ -288,6 +323,15 @@ TORCH_LIBRARY(pagedllm_cpu, m) {
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int num_out, ScalarType dtype) -> Tensor",
         packed_linear);
   m.def("gemv(Tensor x, Tensor weight) -> Tensor", gemv);
+  m.def(
+      "decoder_layers(Tensor(a!) hidden, Tensor?[] weights, Tensor(b!)[] key_caches, Tensor(c!)[] value_caches, "
+      "int[] windows, Tensor positions, Tensor table, Tensor slots, Tensor tables, Tensor bounds, Tensor lens, "
+      "int num_heads, int intermediate_size, float eps, float scale, float soft_cap, bool gelu, "
+      "Tensor(d!) seconds) -> ()",
+      decoder_layers);
+  m.def("greedy(Tensor logits) -> Tensor", greedy);
+  m.def("draw(Tensor scaled, Tensor keys) -> Tensor", draw);
+  m.def("sum_words(Tensor t) -> int", sum_tensor_words);
 }
 
 }  // namespace pagedllm

@@ -70,6 +70,15 @@ inline float sum(f32x16 v) {
   return total;
 }
 
+inline float highest(f32x16 v) {
+  for (int step = 8; step > 0; step /= 2) {
+    i32x16 lanes = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} ^ step;
+    f32x16 other = __builtin_shuffle(v, lanes);
+    v = other > v ? other : v;
+  }
+  return v[0];
+}
+
 // e^x by 2^n * p(r) with |r| <= ln 2 / 2; relative error below 2e-7. Below -87 the result is 0 (a masked score).
 inline f32x16 exp(f32x16 x) {
   const f32x16 lowest = splat(-87.0f);

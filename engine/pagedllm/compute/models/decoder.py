@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pagedllm_kernels.activation import soft_cap
-from pagedllm_kernels.interface import Kernels, Linear
+from pagedllm_kernels.interface import Kernels, LayerStack, Linear, StackKernels, StackLayer, StackShape
 from pagedllm_kernels.rms_norm import rms_norm
 from pagedllm_kernels.rope import rope_table
 
@@ -17,7 +18,7 @@ from ..kv_cache import KVCache
 from .config import ModelConfig
 from .layers import DecoderWeights, LayerWeights
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Product"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,15 @@ class _Layer:
     down: Linear
     post_mlp_norm: Tensor | None
     window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer by itself, and the sizes of its rows."""
+
+    linear: Linear
+    num_inputs: int
+    num_outputs: int
 
 
 class Decoder:
@@ -57,6 +67,7 @@ class Decoder:
         self._dtype = weights.embedding.dtype
         self._embedding = weights.embedding
         self._layers = [_prepare(kernels, weights.layers.pop(0), window) for window in config.windows]
+        self._stack = _prepare_stack(config, self._layers, kernels)
         self._norm = weights.norm
         # Logits of 16 to 32 are 0.125 apart in bfloat16: rounding them would make ties of what is none.
         self._head = kernels.prepare_linear(weights.head, dtype=torch.float32)
@@ -68,12 +79,27 @@ class Decoder:
         Returns:
             [num_logits, vocab_size] float32 logits of the rows in ``batch.logits_indices``.
         """
-        config, eps, kernels = self.config, self.config.rms_norm_eps, self._kernels
+        config = self.config
         # The residual stream is float32 whatever the weights are: 60 additions in bfloat16 would be the largest error
         # of all (measured on SmolLM2: twice the deviation of the logits), and it is small beside the weights.
         hidden = self._embedding[batch.input_ids].float()  # [num_tokens, hidden_size]
         if config.embedding_scale != 1:
             hidden = hidden * config.embedding_scale
+        if self._stack is None:
+            hidden = self._run_layers(hidden, batch, kv_cache)
+        else:
+            tables = (batch.block_tables, batch.cu_seqlens_q, batch.seq_lens)
+            self._stack(
+                *(hidden, kv_cache.keys, kv_cache.values, batch.positions, self._rope_table, batch.slot_mapping),
+                *tables,
+            )
+        sampled = hidden[batch.logits_indices]
+        logits = self._head(self._kernels.add_rms_norm(sampled, None, self._norm, config.rms_norm_eps, self._dtype))
+        return logits if config.final_soft_cap is None else soft_cap(logits, config.final_soft_cap)
+
+    def _run_layers(self, hidden: Tensor, batch: ForwardBatch, kv_cache: KVCache) -> Tensor:
+        """The layers, one operation after the other."""
+        config, eps, kernels = self.config, self.config.rms_norm_eps, self._kernels
         added: Tensor | None = None
         for layer, key_cache, value_cache in zip(self._layers, kv_cache.keys, kv_cache.values, strict=True):
             normed = kernels.add_rms_norm(hidden, added, layer.input_norm, eps, self._dtype)
@@ -85,10 +111,19 @@ class Decoder:
             if layer.post_mlp_norm is not None:
                 added = rms_norm(added, layer.post_mlp_norm, eps)
         assert added is not None
-        rows = batch.logits_indices
-        sampled = kernels.add_rms_norm(hidden[rows], added[rows], self._norm, eps, self._dtype)
-        logits = self._head(sampled)
-        return logits if config.final_soft_cap is None else soft_cap(logits, config.final_soft_cap)
+        return hidden + added
+
+    def products(self) -> tuple[list[Product], Product]:
+        """The linear layers in the order of the forward pass, and that which makes logits."""
+        config, found = self.config, []
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        for layer in self._layers:
+            found.append(Product(layer.qkv, hidden, num_q + 2 * num_kv))
+            found.append(Product(layer.attention_output, num_q, hidden))
+            found.append(Product(layer.gate_up, hidden, 2 * intermediate))
+            found.append(Product(layer.down, intermediate, hidden))
+        return found, Product(self._head, hidden, config.vocab_size)
 
     def _attention(
         self, layer: _Layer, hidden: Tensor, batch: ForwardBatch, key_cache: Tensor, value_cache: Tensor
@@ -129,6 +164,34 @@ def _prepare(kernels: Kernels, weights: LayerWeights, window: int | None) -> _La
         post_mlp_norm=weights.post_mlp_norm,
         window=window,
     )
+
+
+def _prepare_stack(config: ModelConfig, layers: List[_Layer], kernels: Kernels) -> LayerStack | None:
+    """The layers as one operation, where the kernels offer that and no layer has more than the plain ones."""
+    extras = (item for x in layers for item in (x.query_norm, x.key_norm, x.post_attention_norm, x.post_mlp_norm))
+    if not isinstance(kernels, StackKernels) or any(item is not None for item in extras):
+        return None
+    stacked = [
+        StackLayer(
+            input_norm=layer.input_norm,
+            qkv=layer.qkv,
+            attention_output=layer.attention_output,
+            mlp_norm=layer.mlp_norm,
+            gate_up=layer.gate_up,
+            down=layer.down,
+            window=layer.window,
+        )
+        for layer in layers
+    ]
+    shape = StackShape(
+        num_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+        eps=config.rms_norm_eps,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        gelu=config.family.gelu,
+    )
+    return kernels.prepare_stack(stacked, shape)
 
 
 def _rope_table(config: ModelConfig, weights: DecoderWeights, max_model_len: int) -> Tensor:

@@ -1,0 +1,250 @@
+// Few queries over their KV, which is bound by reading it: each key and value row is read once for all query heads that
+// share it.
+//
+// A work item is one query, a stretch of positions and some KV heads: all of them if there is work enough for every
+// thread, because their rows lie side by side in memory and what is bound by memory wants to read it in order. It takes
+// the positions in groups of 16, while the next group's rows are on their way.
+#pragma once
+
+#include "attention.h"
+
+namespace pagedllm {
+
+constexpr int64_t kAhead = 16;  // rows between asking for one and using it
+
+template <typename T>
+struct DecodeItem {
+  const T* query;   // of the first head
+  int64_t kv_first, kv_last, group, count;
+  std::vector<int64_t> rows;
+  std::vector<const T*> ahead[2];     // what to ask for at each position, while keys and while values are read
+  int64_t stride;                     // positions, rounded up to whole vectors; what is beyond weighs nothing
+  std::vector<float> scores, mixed;   // per head: [stride] and [head_dim]
+  std::vector<float> wide;            // the query in float32
+  std::vector<bf16> rounded;          // the weights in bfloat16
+  int64_t num_heads() const { return (kv_last - kv_first) * group; }
+};
+
+// Asks for a row of one KV head ahead of time, into the second level of cache: the first one has room for few misses at
+// a time, which is why asking there reads random blocks at half the speed. Between other work, not in bursts.
+template <typename T>
+inline void prefetch_row(const T* row, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
+}
+
+#if defined(__AVX512BF16__)
+
+// In each lane of 128 bits of the result, the sum of what v[0], v[1], v[2] and v[3] have there.
+inline __m512 sum_lanes(const __m512 v[4]) {
+  __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  __m512d a = _mm512_castps_pd(first), b = _mm512_castps_pd(second);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+
+// Four results of sum_lanes to the sums of 16 vectors.
+inline __m512 join_lanes(const __m512 v[4]) {
+  __m512 first = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
+  __m512 second = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x88), _mm512_shuffle_f32x4(v[2], v[3], 0xDD));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xDD));
+}
+
+// dot_keys in bfloat16, four keys at a time, whose sums stay in registers.
+template <int R>
+void dot_keys_bf16(const bf16* keys, const bf16* query, int64_t dim, const int64_t* rows, const bf16* const* ahead,
+                   int64_t offset, int64_t lanes, f32x16* out) {
+  __m512 quads[R][4] = {};
+  for (int64_t j = 0; j < lanes; j += 4) {
+    const bf16* key[4];
+    for (int k = 0; k < 4; k++) {
+      int64_t lane = std::min(j + k, lanes - 1);
+      key[k] = keys + rows[lane];
+      prefetch_row(ahead[lane] + offset, dim);
+    }
+    __m512 sums[R][4];
+    for (int r = 0; r < R; r++)
+      for (int k = 0; k < 4; k++) sums[r][k] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < dim; d += 32) {
+      __mmask32 there = dim - d >= 32 ? ~0u : 0xFFFFu;
+      __m512i part[4];
+      for (int k = 0; k < 4; k++) part[k] = _mm512_maskz_loadu_epi16(there, key[k] + d);
+      for (int r = 0; r < R; r++) {
+        __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(there, query + r * dim + d);
+        for (int k = 0; k < 4; k++) sums[r][k] = _mm512_dpbf16_ps(sums[r][k], (__m512bh)part[k], q);
+      }
+    }
+    for (int r = 0; r < R; r++) quads[r][j / 4] = sum_lanes(sums[r]);
+  }
+  for (int r = 0; r < R; r++) out[r] = (f32x16)join_lanes(quads[r]);
+}
+
+#endif
+
+// Scores of R heads of one KV head with up to 16 keys: lane j of out[r] belongs to rows[j]. Lanes without a key hold
+// anything.
+template <typename T, int R>
+void dot_keys(const AttentionArgs<T>& a, const T* keys, const T* query, const float* wide, const int64_t* rows,
+              const T* const* ahead, int64_t offset, int64_t lanes, f32x16* out) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) {
+    dot_keys_bf16<R>(keys, query, a.head_dim, rows, ahead, offset, lanes, out);
+    return;
+  }
+#endif
+  f32x16 sums[R][kLanes] = {};
+  for (int64_t j = 0; j < lanes; j++) {
+    prefetch_row(ahead[j] + offset, a.head_dim);
+    for (int64_t d = 0; d < a.head_dim; d += kLanes) {
+      f32x16 key = load(keys + rows[j] + d);
+      for (int r = 0; r < R; r++) sums[r][j] += key * load(wide + r * a.head_dim + d);
+    }
+  }
+  for (int r = 0; r < R; r++) out[r] = sum_each(sums[r]);
+}
+
+// mixed[r] += sum over rows of weight * value, for R heads of one KV head.
+template <typename T, int R>
+void mix_values(const AttentionArgs<T>& a, const T* values, const int64_t* rows, const T* const* ahead, int64_t offset,
+                int64_t count, const float* weights, const bf16* rounded, int64_t stride, float* mixed) {
+  for (int64_t i = 0; i < count; i++) prefetch_row(ahead[i] + offset, a.head_dim);
+  int64_t d0 = 0;
+#if defined(__AVX512BF16__)
+  // Pairs of rows, interleaved so that one instruction adds both: weights are rounded to bfloat16, as flash attention
+  // does in this precision, while their sum is not. Interleaving goes by lanes of 128 bits: of each eight outputs, the
+  // first four end in `low`, the others in `high`.
+  if constexpr (std::is_same_v<T, bf16>) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (; d0 + 32 <= a.head_dim; d0 += 32) {
+      __m512 low[R], high[R];
+      for (int r = 0; r < R; r++) low[r] = high[r] = _mm512_setzero_ps();
+      for (int64_t i = 0; i < count; i += 2) {
+        __m512i x = _mm512_loadu_si512(values + rows[i] + d0);
+        __m512i y = i + 1 < count ? _mm512_loadu_si512(values + rows[i + 1] + d0) : x;  // its weight is 0
+        __m512bh even = (__m512bh)_mm512_unpacklo_epi16(x, y), odd = (__m512bh)_mm512_unpackhi_epi16(x, y);
+        for (int r = 0; r < R; r++) {
+          int32_t pair;
+          std::memcpy(&pair, rounded + r * stride + i, 4);
+          __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+          low[r] = _mm512_dpbf16_ps(low[r], even, both);
+          high[r] = _mm512_dpbf16_ps(high[r], odd, both);
+        }
+      }
+      for (int r = 0; r < R; r++) {
+        float* out = mixed + r * a.head_dim + d0;
+        store(out, load(out) + (f32x16)_mm512_permutex2var_ps(low[r], first, high[r]));
+        store(out + 16, load(out + 16) + (f32x16)_mm512_permutex2var_ps(low[r], second, high[r]));
+      }
+    }
+  }
+#endif
+  for (; d0 < a.head_dim; d0 += kLanes) {
+    f32x16 sums[R] = {};
+    for (int64_t i = 0; i < count; i++) {
+      f32x16 value = load(values + rows[i] + d0);
+      for (int r = 0; r < R; r++) sums[r] += value * weights[r * stride + i];
+    }
+    for (int r = 0; r < R; r++) store(mixed + r * a.head_dim + d0, load(mixed + r * a.head_dim + d0) + sums[r]);
+  }
+}
+
+template <typename T, int R>
+void score_heads(const AttentionArgs<T>& a, DecodeItem<T>& w, int64_t kv_head, int64_t head, int64_t begin) {
+  int64_t lanes = std::min<int64_t>(kLanes, w.count - begin);
+  f32x16 products[R];
+  dot_keys<T, R>(a, a.keys + kv_head * a.head_dim, w.query + head * a.head_dim, w.wide.data() + head * a.head_dim,
+                 w.rows.data() + begin, w.ahead[0].data() + begin, kv_head * a.head_dim, lanes, products);
+  for (int r = 0; r < R; r++) {
+    f32x16 row = products[r] * a.scale;
+    if (a.soft_cap > 0)
+      for (int64_t j = 0; j < lanes; j++) row[j] = capped(row[j], a.soft_cap);
+    for (int64_t j = lanes; j < kLanes; j++) row[j] = kMinusInf;
+    store(w.scores.data() + (head + r) * w.stride + begin, row);
+  }
+}
+
+template <typename T, int R>
+void mix_heads(const AttentionArgs<T>& a, DecodeItem<T>& w, int64_t kv_head, int64_t head, int64_t begin) {
+  int64_t offset = head * w.stride + begin;
+  mix_values<T, R>(a, a.values + kv_head * a.head_dim, w.rows.data() + begin, w.ahead[1].data() + begin,
+                   kv_head * a.head_dim, std::min<int64_t>(kLanes, w.count - begin), w.scores.data() + offset,
+                   w.rounded.data() + offset, w.stride, w.mixed.data() + head * a.head_dim);
+}
+
+// Calls a function for up to 4 heads of one KV head at a time, for each KV head of the item.
+template <typename T, typename F>
+void for_heads(const DecodeItem<T>& w, F f) {
+  for (int64_t kv = w.kv_first; kv < w.kv_last; kv++)
+    for (int64_t done = 0; done < w.group; done += 4)
+      f(kv, (kv - w.kv_first) * w.group + done, std::min<int64_t>(4, w.group - done));
+}
+
+// What to ask for meanwhile: from the keys on to the values, and from those to the keys of the stretch that comes next.
+template <typename T>
+void plan_ahead(const AttentionArgs<T>& a, DecodeItem<T>& w, const Span& next, int64_t next_begin, int64_t next_end) {
+  int64_t following[kAhead], num_following = std::min(next_end - next_begin, kAhead);
+  find_rows(a, next, next_begin, next_begin + num_following, following);
+  for (auto& ahead : w.ahead) ahead.resize(w.count);
+  for (int64_t i = 0; i < w.count; i++) {
+    int64_t later = i + kAhead, past = later - w.count;
+    w.ahead[0][i] = past < 0 ? a.keys + w.rows[later] : a.values + w.rows[std::min(past, w.count - 1)];
+    w.ahead[1][i] = past < 0 ? a.values + w.rows[later] : a.keys + following[std::min(past, num_following - 1)];
+  }
+}
+
+// A stretch of one row: positions [begin, end) of a sequence.
+struct Stretch {
+  Span span;
+  int64_t begin, end;
+};
+
+// One query row over a stretch; next is the one that this thread will probably read after it. partial is [heads], acc is
+// [heads, head_dim], not normalised yet.
+template <typename T>
+void decode_stretch(const AttentionArgs<T>& a, const Stretch& stretch, const Stretch& next, int64_t row,
+                    int64_t kv_first, int64_t kv_last, Partial* partial, float* acc) {
+  static thread_local DecodeItem<T> w;
+  w.group = a.num_heads / a.num_kv_heads, w.kv_first = kv_first, w.kv_last = kv_last;
+  w.query = a.query + row * a.query_stride + kv_first * w.group * a.head_dim;
+  w.count = stretch.end - stretch.begin;
+  w.rows.resize(w.count);
+  find_rows(a, stretch.span, stretch.begin, stretch.end, w.rows.data());
+  plan_ahead(a, w, next.span, next.begin, next.end);
+  int64_t size = w.num_heads() * a.head_dim;
+  w.stride = (w.count + kLanes - 1) / kLanes * kLanes;
+  w.scores.resize(w.num_heads() * w.stride), w.rounded.resize(w.num_heads() * w.stride);
+  w.wide.resize(size), w.mixed.assign(size, 0.0f);
+  for (int64_t d = 0; d < size; d += kLanes) store(w.wide.data() + d, load(w.query + d));
+  for (int64_t i = 0; i < w.count; i += kLanes) {
+    for_heads(w, [&](int64_t kv, int64_t head, int64_t heads) {
+      (heads == 4 ? score_heads<T, 4> : heads == 3 ? score_heads<T, 3> : heads == 2 ? score_heads<T, 2>
+                                                                                   : score_heads<T, 1>)(a, w, kv, head, i);
+    });
+  }
+  for (int64_t h = 0; h < w.num_heads(); h++) {
+    float* line = w.scores.data() + h * w.stride;
+    f32x16 largest = load(line);
+    for (int64_t i = kLanes; i < w.stride; i += kLanes) {
+      f32x16 next = load(line + i);
+      largest = next > largest ? next : largest;
+    }
+    float best = highest(largest);
+    f32x16 total = {};
+    for (int64_t i = 0; i < w.stride; i += kLanes) {
+      f32x16 weight = exp(load(line + i) - best);
+      store(line + i, weight);
+      store(w.rounded.data() + h * w.stride + i, weight);
+      total += weight;
+    }
+    partial[h] = {best, sum(total)};
+  }
+  for (int64_t i = 0; i < w.count; i += kLanes) {
+    for_heads(w, [&](int64_t kv, int64_t head, int64_t heads) {
+      (heads == 4 ? mix_heads<T, 4> : heads == 3 ? mix_heads<T, 3> : heads == 2 ? mix_heads<T, 2>
+                                                                               : mix_heads<T, 1>)(a, w, kv, head, i);
+    });
+  }
+  std::copy(w.mixed.begin(), w.mixed.end(), acc);
+}
+
+}  // namespace pagedllm

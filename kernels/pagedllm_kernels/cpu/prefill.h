@@ -1,0 +1,250 @@
+// Many queries over their KV, which is bound by arithmetic: KV is unpacked into tiles that many rows use, with an online
+// softmax (Milakov and Gimelshein, 2018, arXiv 1805.02867) over the tiles, as in FlashAttention (arXiv 2205.14135).
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+
+namespace pagedllm {
+
+constexpr int64_t kTileTokens = 64;   // KV tokens of a tile: 4 vectors of scores
+constexpr int64_t kTileQueries = 64;  // queries that share an unpacked KV tile
+constexpr int64_t kChunk = 64;        // head_dim is taken in pieces of 4 vectors
+
+inline int64_t padded_dim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
+
+// Four rows of a tile product: out[r][0..63] = sum over k of left[r][k] * right[k][0..63].
+template <bool kAccumulate>
+inline void multiply_rows(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth,
+                          float* out, int64_t out_stride, int rows) {
+  f32x16 acc[4][4];
+  for (int r = 0; r < 4; r++)
+    for (int v = 0; v < 4; v++)
+      acc[r][v] = kAccumulate && r < rows ? load(out + r * out_stride + v * kLanes) : f32x16{};
+  const float* lines[4];
+  for (int r = 0; r < 4; r++) lines[r] = left + std::min(r, rows - 1) * left_stride;
+  for (int64_t k = 0; k < depth; k++) {
+    f32x16 x[4];
+    for (int v = 0; v < 4; v++) x[v] = load(right + k * right_stride + v * kLanes);
+    for (int r = 0; r < 4; r++) {
+      f32x16 factor = splat(lines[r][k]);
+      for (int v = 0; v < 4; v++) acc[r][v] += factor * x[v];
+    }
+  }
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < 4; v++) store(out + r * out_stride + v * kLanes, acc[r][v]);
+}
+
+// A tile's products in float32. scores and weights are [rows, kTileTokens] and the same memory.
+template <typename T>
+class FloatTile {
+ public:
+  float* scores() { return scores_.data(); }
+  float* weights() { return scores_.data(); }
+
+  void start(int64_t rows, int64_t dim) {
+    dim_ = dim, padded_ = padded_dim(dim);
+    query_.resize(rows * dim), keys_.resize(dim * kTileTokens), scores_.resize(rows * kTileTokens);
+    values_.assign(kTileTokens * padded_, 0.0f);
+  }
+
+  void set_queries(int64_t row, const T* source, int64_t size) {
+    for (int64_t d = 0; d < size; d += kLanes) store(query_.data() + row * dim_ + d, load(source + d));
+  }
+
+  // Takes the keys and values of count tokens.
+  void unpack(const T* keys, const T* values, const int64_t* rows, int64_t count) {
+    for (int64_t i = 0; i < kTileTokens; i++) {
+      float* value = values_.data() + i * padded_;
+      if (i >= count) {
+        // A weight of 0 times what an earlier tile left here must not be NaN.
+        std::fill(value, value + padded_, 0.0f);
+        for (int64_t d = 0; d < dim_; d++) keys_[d * kTileTokens + i] = 0.0f;
+        continue;
+      }
+      for (int64_t d = 0; d < dim_; d++) keys_[d * kTileTokens + i] = to_float(keys[rows[i] + d]);
+      for (int64_t d = 0; d < dim_; d += kLanes) store(value + d, load(values + rows[i] + d));
+    }
+  }
+
+  void score(int64_t rows) {
+    for (int64_t r = 0; r < rows; r += 4)
+      multiply_rows<false>(query_.data() + r * dim_, dim_, keys_.data(), kTileTokens, dim_, scores() + r * kTileTokens,
+                           kTileTokens, int(std::min<int64_t>(4, rows - r)));
+  }
+
+  // Adds weights times values to output [rows, padded_dim].
+  void mix(int64_t rows, int64_t count, float* output) {
+    for (int64_t r = 0; r < rows; r += 4)
+      for (int64_t d = 0; d < padded_; d += kChunk)
+        multiply_rows<true>(scores() + r * kTileTokens, kTileTokens, values_.data() + d, padded_, count,
+                            output + r * padded_ + d, padded_, int(std::min<int64_t>(4, rows - r)));
+  }
+
+ private:
+  int64_t dim_ = 0, padded_ = 0;
+  std::vector<float> query_, keys_, values_, scores_;
+};
+
+#if defined(__AVX512BF16__)
+
+// Exchanges rows and columns of sixteen vectors of 32-bit words (Eklundh, 1972).
+template <int kStep>
+inline void transpose(i32x16 v[16]) {
+  const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 low = (lane & kStep) != 0 ? lane - kStep + 16 : lane, high = (lane & kStep) != 0 ? lane + 16 : lane + kStep;
+  for (int i = 0; i < 16; i++) {
+    if (i & kStep) continue;
+    i32x16 a = v[i], b = v[i + kStep];
+    v[i] = __builtin_shuffle(a, b, low);
+    v[i + kStep] = __builtin_shuffle(a, b, high);
+  }
+  if constexpr (kStep < 8) transpose<2 * kStep>(v);
+}
+
+// A tile's products in bfloat16: keys, and values by pairs of tokens, become panels like those of a weight. Weights are
+// rounded to bfloat16, as flash attention does in this precision, while their sum is not.
+class PanelTile {
+ public:
+  float* scores() { return scores_.data(); }
+  bf16* weights() { return weights_.data(); }
+
+  void start(int64_t rows, int64_t dim) {
+    dim_ = dim;
+    query_.resize(rows * dim), scores_.resize(rows * kTileTokens), weights_.resize(rows * kTileTokens);
+    keys_.resize(dim * kTileTokens), values_.resize(num_panels(dim) * kPanel * kTileTokens);
+  }
+
+  void set_queries(int64_t row, const bf16* source, int64_t size) {
+    std::copy(source, source + size, query_.data() + row * dim_);
+  }
+
+  void unpack(const bf16* keys, const bf16* values, const int64_t* rows, int64_t count) {
+    for (int64_t i = 0; i < kTileTokens; i += 16)
+      for (int64_t d = 0; d < dim_; d += 32) unpack_keys(keys + d, rows + i, count - i, i, d);
+    for (int64_t i = 0; i < kTileTokens; i += 2)
+      for (int64_t d = 0; d < dim_; d += kPanel) {
+        __m512i even = load_part(values + d, rows, i, count, d), odd = load_part(values + d, rows, i + 1, count, d);
+        bf16* pairs = values_.data() + d * kTileTokens + i * kPanel;
+        _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(even, interleaved(0), odd));
+        _mm512_storeu_si512(pairs + 32, _mm512_permutex2var_epi16(even, interleaved(16), odd));
+      }
+  }
+
+  void score(int64_t rows) {
+    for (int64_t i = 0; i < kTileTokens; i += kPanel)
+      multiply_rows_of_panel(PanelArgs<float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
+                                               kTileTokens, kPanel},
+                             0, rows);
+  }
+
+  void mix(int64_t rows, int64_t, float* output) {
+    for (int64_t d = 0; d < dim_; d += kPanel)
+      multiply_rows_of_panel(PanelArgs<Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
+                                            kTileTokens, padded_dim(dim_), std::min(kPanel, dim_ - d)},
+                             0, rows);
+  }
+
+ private:
+  // 32 elements of a row, or what is left of it; zeros for tokens past the end.
+  __m512i load_part(const bf16* base, const int64_t* rows, int64_t i, int64_t count, int64_t d) const {
+    if (i >= count) return _mm512_setzero_si512();
+    return _mm512_maskz_loadu_epi16(dim_ - d >= 32 ? ~0u : 0xFFFFu, base + rows[i]);
+  }
+
+  void unpack_keys(const bf16* keys, const int64_t* rows, int64_t count, int64_t token, int64_t d) {
+    i32x16 v[16];
+    for (int i = 0; i < 16; i++) v[i] = (i32x16)load_part(keys, rows, i, count, d);
+    transpose<1>(v);
+    bf16* panel = keys_.data() + token / kPanel * kPanel * dim_;
+    for (int64_t i = 0; i < std::min<int64_t>(16, (dim_ - d) / 2); i++)
+      std::memcpy(panel + (d / 2 + i) * kPanel * 2 + token % kPanel * 2, &v[i], sizeof v[i]);
+  }
+
+  // Element i + first of one vector, then of another, and so on.
+  static __m512i interleaved(int first) {
+    i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (__m512i)((lane + first) | ((lane + first + 32) << 16));
+  }
+
+  int64_t dim_ = 0;
+  std::vector<bf16> query_, keys_, values_, weights_;
+  std::vector<float> scores_;
+};
+
+template <typename T>
+using PrefillTile = std::conditional_t<std::is_same_v<T, bf16>, PanelTile, FloatTile<T>>;
+#else
+template <typename T>
+using PrefillTile = FloatTile<T>;
+#endif
+
+// Scores of a row to weights, with the state and the output of earlier tiles rescaled to the new maximum. The row sees
+// the tokens from first to last of the tile. Weights may take the place of the scores.
+template <typename T, typename W>
+void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64_t first, int64_t last, Partial& state,
+               float* output) {
+  constexpr int kVectors = kTileTokens / kLanes;
+  const i32x16 lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  f32x16 x[kVectors], largest = splat(kMinusInf);
+  for (int v = 0; v < kVectors; v++) {
+    x[v] = load(scores + v * kLanes) * a.scale;
+    if (a.soft_cap > 0)
+      for (int i = 0; i < kLanes; i++) x[v][i] = capped(x[v][i], a.soft_cap);
+    if (first > 0 || last < kTileTokens - 1) {
+      i32x16 token = lanes + v * kLanes;
+      x[v] = (token >= int32_t(first)) & (token <= int32_t(last)) ? x[v] : splat(kMinusInf);
+    }
+    largest = x[v] > largest ? x[v] : largest;
+  }
+  float best = std::max(state.max, highest(largest));
+  if (best == kMinusInf) {  // nothing visible yet: below a window
+    for (int v = 0; v < kVectors; v++) store(weights + v * kLanes, f32x16{});
+    return;
+  }
+  f32x16 total = {};
+  for (int v = 0; v < kVectors; v++) {
+    f32x16 weight = exp(x[v] - best);
+    store(weights + v * kLanes, weight);
+    total += weight;
+  }
+  float shrink = best > state.max ? std::exp(state.max - best) : 1.0f;
+  state = {best, state.sum * shrink + sum(total)};
+  if (shrink != 1.0f)
+    for (int64_t d = 0; d < a.head_dim; d += kLanes) store(output + d, load(output + d) * shrink);
+}
+
+// Queries [q0, q1) of a sequence, all query heads of one KV head.
+template <typename T>
+void prefill_tile(const AttentionArgs<T>& a, const Span& s, int64_t kv_head, int64_t q0, int64_t q1) {
+  static thread_local PrefillTile<T> tile;
+  static thread_local std::vector<float> output;  // [rows, padded_dim]
+  static thread_local std::vector<Partial> state;
+  int64_t group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (q1 - q0) * group, padded = padded_dim(dim);
+  tile.start(rows, dim);
+  output.assign(rows * padded, 0.0f);
+  state.assign(rows, Partial{kMinusInf, 0.0f});
+  for (int64_t q = q0; q < q1; q++)
+    tile.set_queries((q - q0) * group, a.query + (s.first_row + q) * a.query_stride + kv_head * group * dim, group * dim);
+  int64_t offset = s.seq_len - s.query_len;  // position of query 0
+  int64_t begin = a.window > 0 ? std::max<int64_t>(0, offset + q0 - a.window + 1) : 0;
+  for (int64_t t = begin / kTileTokens * kTileTokens; t < offset + q1; t += kTileTokens) {
+    int64_t count = std::min(kTileTokens, s.seq_len - t), places[kTileTokens];
+    find_rows(a, s, t, t + count, places);
+    tile.unpack(a.keys + kv_head * dim, a.values + kv_head * dim, places, count);
+    tile.score(rows);
+    for (int64_t r = 0; r < rows; r++) {
+      int64_t position = offset + q0 + r / group, first = a.window > 0 ? position - a.window + 1 - t : 0;
+      weigh_row(a, tile.scores() + r * kTileTokens, tile.weights() + r * kTileTokens, first, position - t, state[r],
+                output.data() + r * padded);
+    }
+    tile.mix(rows, count, output.data());
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    T* target = a.output + (s.first_row + q0 + r / group) * a.num_heads * dim + (kv_head * group + r % group) * dim;
+    f32x16 norm = splat(1.0f / state[r].sum);
+    for (int64_t d = 0; d < dim; d += kLanes) store(target + d, load(output.data() + r * padded + d) * norm);
+  }
+}
+
+}  // namespace pagedllm
