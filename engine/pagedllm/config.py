@@ -54,6 +54,9 @@ class EngineConfig:
         scheduling_policy: Who is admitted first and preempted last: ``"fcfs"``, who came first; ``"priority"``, the
             lowest ``priority``; ``"shortest"``, who has least of its prompt to compute; ``"cache_aware"``, who has most
             of it cached. None lets a request be overtaken without end.
+        long_prefill_token_threshold: A prompt with more tokens to compute than this is long, and held back while others
+            decode.
+        max_itl_stretch: How many times as long a step with long prompts may take as one without, while others decode.
         max_num_queued_reqs: Most requests that wait for their first step; more are refused. None: any number.
         queue_timeout_s: Seconds after which a request that still waits fails. None: never.
         max_pinned_fraction: Share of the KV pool that pinned prefixes may hold, 0 to 1.
@@ -78,6 +81,8 @@ class EngineConfig:
     swap_space: float = 0.0
     preemption_mode: str = "auto"
     scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 256
+    max_itl_stretch: float = 3.5
     max_num_queued_reqs: int | None = None
     queue_timeout_s: float | None = None
     max_pinned_fraction: float = 0.5
@@ -96,7 +101,7 @@ class EngineConfig:
             raise ConfigError.for_value("device", self.device, f"must be one of {', '.join(_DEVICES)}")
         if self.kernels not in _KERNELS:
             raise ConfigError.for_value("kernels", self.kernels, f"must be one of {', '.join(_KERNELS)}")
-        for option in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for option in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold"):
             self._check_positive(option, getattr(self, option))
         for option in ("max_model_len", "kv_cache_memory_bytes", "max_num_queued_reqs"):
             if getattr(self, option) is not None:
@@ -125,6 +130,8 @@ class EngineConfig:
             raise ConfigError.for_value("preemption_mode", "swap", "needs a swap_space above 0")
         if not _is_number(self.max_pinned_fraction) or not 0 <= self.max_pinned_fraction <= 1:
             raise ConfigError.for_value("max_pinned_fraction", self.max_pinned_fraction, "must be in [0, 1]")
+        if not _is_number(self.max_itl_stretch) or self.max_itl_stretch <= 1:
+            raise ConfigError.for_value("max_itl_stretch", self.max_itl_stretch, "must be a number above 1")
         if self.queue_timeout_s is not None and (not _is_number(self.queue_timeout_s) or self.queue_timeout_s <= 0):
             raise ConfigError.for_value("queue_timeout_s", self.queue_timeout_s, "must be a number above 0")
 

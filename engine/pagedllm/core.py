@@ -143,7 +143,10 @@ class EngineCore:
 
     def _watch(self, output: SchedulerOutput, duration_s: float) -> None:
         """Learn from a step how fast prompts are computed, and say when memory is short."""
-        self.scheduler.swap_choice.observe_step(output.num_prefill_tokens, output.num_tokens, duration_s)
+        num_prefill_tokens = output.num_prefill_tokens
+        self.scheduler.swap_choice.observe_step(num_prefill_tokens, output.num_tokens, duration_s)
+        if self.scheduler.step_cost is not None:
+            self.scheduler.step_cost.observe(output.num_tokens - num_prefill_tokens, num_prefill_tokens, duration_s)
         self._pressure.observe(self.scheduler.kv_cache_manager.usage, output.num_preempted)
 
     def _record(self, output: SchedulerOutput, num_retired: int, start: float) -> StepRecord:

@@ -27,6 +27,7 @@ from .control.kv_cache_manager import KVCacheManager
 from .control.policies import POLICIES
 from .control.scheduler import Scheduler
 from .control.sequence import Sequence
+from .control.step_cost import StepCost
 from .control.swap_choice import SwapChoice
 from .core import EngineCore, StepRecord
 from .errors import EngineError, ForkedProcessError, PagedLLMError
@@ -259,6 +260,7 @@ def _build_core(
         policy=POLICIES[config.scheduling_policy],
         max_num_queued_requests=config.max_num_queued_reqs,
         swap_choice=swap_choice,
+        step_cost=StepCost(max_stretch=config.max_itl_stretch, long_prompt=config.long_prefill_token_threshold),
     )
     return EngineCore(scheduler, runner, Sampler(), tokenizer, on_step)
 

@@ -161,6 +161,8 @@ def test_a_request_that_can_never_fit_is_refused_while_others_run(tiny_model: Ti
         ({"preemption_mode": "swap"}, "needs a swap_space"),
         ({"preemption_mode": "drop"}, "preemption_mode='drop'"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo'.*fcfs"),
+        ({"max_itl_stretch": 1}, "max_itl_stretch=1"),
+        ({"long_prefill_token_threshold": 0}, "long_prefill_token_threshold=0"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs=0"),
         ({"queue_timeout_s": 0}, "queue_timeout_s=0"),
         ({"max_pinned_fraction": 1.5}, "max_pinned_fraction=1.5"),

@@ -15,6 +15,7 @@ from .host_tier import BlockCopy
 from .kv_cache_manager import KVCacheManager
 from .policies import POLICIES, Policy
 from .sequence import Sequence
+from .step_cost import StepCost
 from .swap_choice import SwapChoice
 from .waiting_queue import WaitingQueue
 
@@ -61,6 +62,7 @@ class SchedulerOutput:
 
     @property
     def num_prefill_tokens(self) -> int:
+        """Tokens of prompts, and of what is computed again."""
         return sum(item.num_new_tokens for item in self.scheduled if item.num_new_tokens > 1)
 
 
@@ -82,6 +84,7 @@ class Scheduler:
         policy: In which order.
         max_num_queued_requests: Most requests that wait for their first step; None for any number.
         swap_choice: How to preempt.
+        step_cost: Holds long prompts back while others decode; None to compute them as fast as the budget allows.
         clock: Seconds on a clock that never goes back.
     """
 
@@ -94,6 +97,7 @@ class Scheduler:
         policy: Policy = POLICIES["fcfs"],
         max_num_queued_requests: int | None = None,
         swap_choice: SwapChoice | None = None,
+        step_cost: StepCost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs
@@ -104,12 +108,14 @@ class Scheduler:
         self.policy = policy
         self.clock = clock
         self.swap_choice = swap_choice or SwapChoice()
+        self.step_cost = step_cost
         self.hint_keeper = HintKeeper(kv_cache_manager, policy)
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue(policy, self._num_matched_tokens)
         self.preemptions: Counter[str] = Counter()
         self.num_running_peak = 0
         self._is_sorted = True
+        self._long_budget = 0
         self.num_waits_for_prefix = 0
         self.num_refused = 0
 
@@ -151,6 +157,7 @@ class Scheduler:
         manager = self.kv_cache_manager
         manager.prefix_cache.now = self.clock()
         manager.pins.expire()
+        self._long_budget = self._budget_of_long_prompts()
         scheduled: list[ScheduledSequence] = []
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(scheduled, self.max_num_batched_tokens)
@@ -222,6 +229,11 @@ class Scheduler:
         while budget > 0 and position < len(self.running):  # preemption shortens the list behind the position
             sequence = self.running[position]
             num_new_tokens = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
+            if num_new_tokens > 1:
+                num_new_tokens = self._hold_back(sequence, num_new_tokens)
+            if num_new_tokens == 0:
+                position += 1
+                continue
             if not allocate(sequence, num_new_tokens) and not self._preempt_for(position, num_new_tokens):
                 continue  # it was itself the one to give way
             scheduled.append(ScheduledSequence(sequence, num_new_tokens))
@@ -284,7 +296,7 @@ class Scheduler:
                 continue
             if not self._admit(sequence):
                 break
-            num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_new_tokens = self._hold_back(sequence, min(sequence.num_uncomputed_tokens, budget))
             if not self.kv_cache_manager.allocate(sequence, num_new_tokens):
                 raise AssertionError("admit() promised room for all known tokens")
             self.waiting.remove(sequence)
@@ -294,8 +306,24 @@ class Scheduler:
                 sequence.first_scheduled_time = now
             if sequence.num_tokens_when_resumed is not None:
                 sequence.num_tokens_when_resumed = sequence.num_tokens
-            scheduled.append(ScheduledSequence(sequence, num_new_tokens))
+            if num_new_tokens:  # or else it begins in the next step
+                scheduled.append(ScheduledSequence(sequence, num_new_tokens))
             budget -= num_new_tokens
+
+    def _budget_of_long_prompts(self) -> int:
+        num_decoding = sum(len(item.token_ids) - item.num_computed_tokens == 1 for item in self.running)
+        if self.step_cost is None or not num_decoding:
+            return self.max_num_batched_tokens
+        return self.step_cost.max_prompt_tokens(num_decoding)
+
+    def _hold_back(self, sequence: Sequence, num_new_tokens: int) -> int:
+        """How many tokens of a prompt to compute, so that those who decode do not wait for a long one."""
+        num_cached = sequence.num_cached_tokens or 0
+        if self.step_cost is None or sequence.num_tokens - num_cached <= self.step_cost.long_prompt:
+            return num_new_tokens
+        num_new_tokens = min(num_new_tokens, self._long_budget)
+        self._long_budget -= num_new_tokens
+        return num_new_tokens
 
     def _admit(self, sequence: Sequence) -> bool:
         """Admit a sequence; where nothing runs that could make room for it, pins do."""
