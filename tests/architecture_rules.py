@@ -69,6 +69,8 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
+    "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
+    "pagedllm_kernels.sampling": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": ("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.core", "pagedllm.local", "torch"),
 }
