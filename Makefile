@@ -60,7 +60,8 @@ test-slow: $(STAMP)
 
 test-interpret: $(STAMP)
 	@echo "== pytest, Triton's interpreter"
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/triton tests/engine/test_triton_engine.py
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/triton tests/engine/test_triton_engine.py --deselect \
+		tests/kernels/triton/test_compile_check.py::test_kernels_compile_for_an_h100_without_spills
 
 compile-check: $(STAMP)
 	@$(BIN)/python -m pagedllm_kernels.compile_check

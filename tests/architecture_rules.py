@@ -46,6 +46,16 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": CONTRACT,
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    # Drives the parts of an engine themselves, without text and thread.
+    **dict.fromkeys(
+        (
+            "pagedllm.bench.gpu_check",
+            "pagedllm.bench.gpu_kernels",
+            "pagedllm.bench.gpu_parity",
+            "pagedllm.bench.gpu_workloads",
+        ),
+        (*CONTRACT, "pagedllm_kernels", "pagedllm.bench", "pagedllm.compute", "pagedllm.control", "pagedllm.files"),
+    ),
     "pagedllm.cli": (*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
     "langchain_pagedllm": CONTRACT,
 }
@@ -60,6 +70,15 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
     "pagedllm.bench": ("numpy",),
+    **dict.fromkeys(
+        (
+            "pagedllm.bench.gpu_check",
+            "pagedllm.bench.gpu_kernels",
+            "pagedllm.bench.gpu_parity",
+            "pagedllm.bench.gpu_workloads",
+        ),
+        ("numpy", "torch", "transformers"),
+    ),
     "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }
@@ -69,6 +88,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
+    "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
     "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
     "pagedllm_kernels.sampling": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),

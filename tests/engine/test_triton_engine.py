@@ -39,7 +39,7 @@ def answers(config: EngineConfig) -> list[list[int]]:
     return [token_ids(output) for output in (*first, *again)]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_same_tokens_as_on_the_cpu(family: str, tmp_path: Path):
     """Norms of heads, windows and soft caps, chunked prefill beside decode, and cached prefixes."""
     write_hf_model(tmp_path, family, num_layers=2)

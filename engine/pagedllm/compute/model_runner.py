@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,13 +41,20 @@ class ModelRunner:
     Args:
         config: The engine's configuration.
         files: The model.
+        weights: Yields the tensors of ``files`` as ``iter_weights`` does; anything else is for benchmarks.
 
     Raises:
         ModelLoadError: The model cannot be used.
         ConfigError: The configuration does not fit the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        files: ModelFiles,
+        *,
+        weights: Callable[[ModelFiles, ModelConfig], Iterator[tuple[str, Tensor]]] = iter_weights,
+    ) -> None:
         start = time.monotonic()
         self.device = resolve_device(config.device)
         if config.gpu_memory_utilization is not None and self.device.type == "cpu":
@@ -56,6 +64,7 @@ class ModelRunner:
         self.model_config: ModelConfig = load_model_config(files)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.bytes_per_token = kv_bytes_per_token(self.model_config, self.dtype)
+        self._iter_weights = weights
         self.kernels = _select_kernels(config.kernels, self.dtype, self.model_config, self.device)
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cpu":
@@ -108,7 +117,7 @@ class ModelRunner:
         with self.device:  # where weights and tables are made
             weights = allocate_weights(self.model_config, self.dtype)
             slots = weight_slots(self.model_config, weights)
-            for name, tensor in iter_weights(files, self.model_config):
+            for name, tensor in self._iter_weights(files, self.model_config):
                 slots[name].copy_(tensor)
             return Decoder(self.model_config, weights, self.kernels, max_model_len=max_model_len)
 

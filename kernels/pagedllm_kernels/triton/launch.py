@@ -62,8 +62,8 @@ def decode_launch(*, num_seqs: int, num_kv_heads: int, group: int, head_dim: int
     wanted = -(-8 * _NUM_MULTIPROCESSORS // (num_seqs * num_kv_heads))
     return DecodeLaunch(
         rows=max(16, next_power_of_2(group)),  # the least that the matrix units take
-        # 16 KiB of keys and as much of values: five programs fit on a multiprocessor, and have far more in flight than
-        # the 36 KiB that hide a microsecond of latency at 4.8 TB/s. Fewer than 16 positions are no matrix product.
+        # 16 KiB of keys and as much of values: three or four programs fit on a multiprocessor, and have more in flight
+        # than the 36 KiB that hide a microsecond of latency at 4.8 TB/s. Fewer than 16 positions are no matrix product.
         # float32 has no matrix units to hold its sums: larger tiles do not fit in registers.
         tile=max(min(16384 // (head_dim * itemsize), 128), 16) if itemsize == 2 else 16,
         num_splits=min(next_power_of_2(wanted), _MAX_SPLITS),
