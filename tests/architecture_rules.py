@@ -62,6 +62,16 @@ ARROWS: dict[str, tuple[str, ...]] = {
             *("pagedllm.streams", "pagedllm.text", "pagedllm.worker", "pagedllm_kernels"),
         ),
     ),
+    # Drives the parts of an engine themselves, without text and thread.
+    **dict.fromkeys(
+        (
+            "pagedllm.bench.gpu_check",
+            "pagedllm.bench.gpu_kernels",
+            "pagedllm.bench.gpu_parity",
+            "pagedllm.bench.gpu_workloads",
+        ),
+        (*CONTRACT, "pagedllm_kernels", "pagedllm.bench", "pagedllm.compute", "pagedllm.control", "pagedllm.files"),
+    ),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
         *("pagedllm.server.auth", "pagedllm.server.config"),
@@ -85,6 +95,15 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.serving": ("httpx", "httpx_sse", "numpy"),
     "pagedllm.bench.serving_report": ("matplotlib", "numpy"),
     **dict.fromkeys(("pagedllm.bench.bounds", "pagedllm.bench.parts"), ("torch",)),
+    **dict.fromkeys(
+        (
+            "pagedllm.bench.gpu_check",
+            "pagedllm.bench.gpu_kernels",
+            "pagedllm.bench.gpu_parity",
+            "pagedllm.bench.gpu_workloads",
+        ),
+        ("numpy", "torch", "transformers"),
+    ),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
@@ -97,6 +116,9 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.bench.serving_report": ("matplotlib",),
+    "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
+    "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
+    "pagedllm_kernels.sampling": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from tiny_models import write_hf_llama
 from pagedllm.config import EngineConfig
 from pagedllm.local import LocalEngine
 from pagedllm.registry import shared_engine, unload
+
+# Before anything imports Triton, which looks at it once: GPU kernels are tested on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SMOLLM2_FLOAT32 = EngineConfig(dtype="float32")
 

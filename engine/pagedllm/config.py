@@ -15,10 +15,10 @@ __all__ = ["DEFAULT_MODEL", "EngineConfig"]
 
 DEFAULT_MODEL = "smollm2-135m"
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_DEVICES = ("auto", "cpu")
+_DEVICES = ("auto", "cpu", "cuda")
 _POLICIES = ("fcfs", "priority", "shortest", "cache_aware")
 _PREEMPTION_MODES = ("auto", "swap", "recompute")
-_KERNELS = ("auto", "cpu", "reference")
+_KERNELS = ("auto", "cpu", "reference", "triton")
 # What a chat template is told by the engine.
 _TEMPLATE_NAMES = frozenset(
     {
@@ -35,17 +35,22 @@ class EngineConfig:
     Args:
         model: ``"smollm2-135m"`` (the embedded model), a folder in the Hugging Face layout, a GGUF file, or a hub id
             ``org/model[@revision][:file.gguf]``.
-        dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the CPU computes with it, else float32.
-        device: ``"auto"`` or ``"cpu"``.
-        kernels: ``"cpu"``, C++ compiled at first use; ``"reference"``, plain torch; ``"auto"``, what
-            ``PAGEDLLM_KERNELS`` says, else the first that runs here.
+        dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the device computes with it, else float32,
+            on a GPU float16.
+        device: ``"cpu"``; ``"cuda"``, the first GPU; ``"auto"``, a GPU where there is one.
+        kernels: ``"cpu"``, C++ compiled at first use; ``"triton"``, for GPUs; ``"reference"``, plain torch;
+            ``"auto"``, what ``PAGEDLLM_KERNELS`` says, else the first that runs here.
         max_model_len: Longest sequence, prompt and completion together, in tokens. None: the model's own limit,
             lowered (with a log line) to what the KV pool holds.
         max_num_seqs: Most sequences in one step.
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks of at most this.
         block_size: Tokens per KV block.
         kv_cache_memory_bytes: Size of the KV pool. None on CPU: the least of 25 % of the available memory, 512 MiB
-            and what ``max_num_seqs`` sequences of ``max_model_len`` need.
+            and what ``max_num_seqs`` sequences of ``max_model_len`` need. None on a GPU: what
+            ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV pool together, above 0 and up
+            to 1. None: 0.9 on a GPU; on a CPU there must be none.
+        enforce_eager: On a GPU, launch every kernel in every step instead of replaying CUDA graphs. A CPU always does.
         enable_prefix_caching: Reuse the KV of full blocks across requests that share a prefix.
         swap_space: GiB of host memory for the KV of preempted sequences and of prefixes that the pool has no room for;
             0 for none.
@@ -77,6 +82,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool = False
     enable_prefix_caching: bool = True
     swap_space: float = 0.0
     preemption_mode: str = "auto"
@@ -106,8 +113,12 @@ class EngineConfig:
         for option in ("max_model_len", "kv_cache_memory_bytes", "max_num_queued_reqs"):
             if getattr(self, option) is not None:
                 self._check_positive(option, getattr(self, option))
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ConfigError.for_value("enable_prefix_caching", self.enable_prefix_caching, "must be True or False")
+        for option in ("enforce_eager", "enable_prefix_caching"):
+            if not isinstance(getattr(self, option), bool):
+                raise ConfigError.for_value(option, getattr(self, option), "must be True or False")
+        share = self.gpu_memory_utilization
+        if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1):
+            raise ConfigError.for_value("gpu_memory_utilization", share, "must be above 0 and at most 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError.for_value(
                 "max_num_batched_tokens",

@@ -53,6 +53,18 @@ class Kernels(Protocol):
         """
         ...
 
+    def norm_heads(self, qkv: Tensor, query_weight: Tensor, key_weight: Tensor, num_kv_heads: int, eps: float) -> None:
+        """RMS norm of every head of the queries and of the keys, in place.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; changed, except the values.
+            query_weight: [head_dim] float32.
+            key_weight: Likewise.
+            num_kv_heads: Heads of the keys.
+            eps: Added to the mean square.
+        """
+        ...
+
     def rope_store(
         self,
         qkv: Tensor,
@@ -70,7 +82,7 @@ class Kernels(Protocol):
             table: [num_positions, head_dim] float32, of ``rope_table``.
             key_cache: [num_blocks, block_size, num_kv_heads, head_dim]; changed.
             value_cache: Likewise.
-            slot_mapping: [num_tokens] int64, no slot twice.
+            slot_mapping: [num_tokens] int64, no slot twice. On a GPU a slot below 0 is not written: padding.
         """
         ...
 

@@ -12,7 +12,7 @@ from .activation import gelu_tanh_mul, silu_mul
 from .interface import Linear
 from .kv_store import kv_store
 from .paged_attention import paged_attention
-from .rms_norm import rms_norm
+from .rms_norm import norm_heads, rms_norm
 from .rope import apply_rope
 
 __all__ = ["ReferenceKernels"]
@@ -30,6 +30,9 @@ class ReferenceKernels:
         if delta is not None:
             x += delta
         return rms_norm(x, weight, eps, dtype=dtype)
+
+    def norm_heads(self, qkv: Tensor, query_weight: Tensor, key_weight: Tensor, num_kv_heads: int, eps: float) -> None:
+        norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)
 
     def rope_store(
         self,

@@ -15,19 +15,30 @@ __all__ = ["KERNELS", "select_kernels"]
 
 logger = logging.getLogger("pagedllm.kernels")
 
-KERNELS = ("auto", "cpu", "reference")
+_CPU = torch.device("cpu")
+KERNELS = ("auto", "cpu", "reference", "triton")
 
 
 def select_kernels(
-    name: str, dtype: torch.dtype, *, head_dim: int, hidden_size: int, intermediate_size: int
+    name: str,
+    dtype: torch.dtype,
+    *,
+    head_dim: int,
+    hidden_size: int,
+    intermediate_size: int,
+    device: torch.device = _CPU,
 ) -> Kernels:
-    """The kernels of that name for a model of that dtype and shape; ``"auto"`` takes the fastest that run here.
+    """The kernels of that name for a model of that dtype and shape; ``"auto"`` takes the fastest that run there.
 
     Raises:
         KernelsUnavailableError: They were asked for by name and cannot run here, or not this model.
     """
     if name == "reference":
         return ReferenceKernels()
+    if name == "triton" or (name == "auto" and device.type == "cuda"):
+        return _triton_kernels(dtype, device, head_dim)
+    if device.type != "cpu":
+        raise KernelsUnavailableError(f"kernels={name!r}: they compute on the CPU, not on {device}")
     reason = CPUKernels.refusal(dtype, head_dim=head_dim, hidden_size=hidden_size, intermediate_size=intermediate_size)
     if reason is None:
         try:
@@ -38,6 +49,17 @@ def select_kernels(
         raise KernelsUnavailableError(f"kernels='cpu': {reason}")
     _warn_once(reason)
     return ReferenceKernels()
+
+
+def _triton_kernels(dtype: torch.dtype, device: torch.device, head_dim: int) -> Kernels:
+    try:
+        from .triton.kernels import TritonKernels  # noqa: PLC0415 - only who has a GPU needs Triton
+    except ImportError as error:
+        raise KernelsUnavailableError(f"kernels='triton': {error}; install triton") from error
+    reason = TritonKernels.refusal(dtype, device=device, head_dim=head_dim)
+    if reason is not None:
+        raise KernelsUnavailableError(f"kernels='triton': {reason}")
+    return TritonKernels()
 
 
 @functools.cache

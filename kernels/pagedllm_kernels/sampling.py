@@ -49,9 +49,15 @@ def sample(
         min_ps: [num_rows] float32, in [0, 1].
         keys: [num_rows, 2] int64, each in [0, 2**32): the noise's key.
 
+    Logits on a GPU are sampled there, from the same noise; the other arguments may then be on the CPU.
+
     Returns:
         [num_rows] int64.
     """
+    if logits.is_cuda:
+        from .triton.sampling import sample as sample_on_gpu  # noqa: PLC0415 - only who has a GPU needs Triton
+
+        return sample_on_gpu(logits, temperatures, top_ks, top_ps, min_ps, keys)
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
     rows = ((top_ks < logits.shape[1]) | (top_ps < 1) | (min_ps > 0)).nonzero().squeeze(1)

@@ -56,6 +56,9 @@ class TimedKernels:
     def add_rms_norm(self, *args: Any) -> Tensor:
         return self._timed("add_rms_norm", self._kernels.add_rms_norm, *args)
 
+    def norm_heads(self, *args: Any) -> None:
+        self._timed("norm_heads", self._kernels.norm_heads, *args)
+
     def rope_store(self, *args: Any) -> None:
         self._timed("rope_store", self._kernels.rope_store, *args)
 

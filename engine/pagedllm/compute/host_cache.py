@@ -39,7 +39,8 @@ class HostCache:
         for kind, sources, targets in _batches(copies):
             source = self._host if kind == "in" else self._device
             target = self._host if kind == "out" else self._device
-            target.index_copy_(0, torch.tensor(targets), source.index_select(0, torch.tensor(sources)))
+            blocks = source.index_select(0, torch.tensor(sources, device=source.device))
+            target.index_copy_(0, torch.tensor(targets, device=target.device), blocks.to(target.device))
 
     def measure_copy_rate(self) -> float:
         """Bytes per second of copies to the host, measured on a few blocks, whose contents stay as they are."""

@@ -21,9 +21,9 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 class KVCache:
     """Keys and values of all layers, in blocks, in one stretch of memory.
 
-    The system provides its pages at first write: a pool is sized for the worst case, so most may never be needed. They
-    are large pages where the system has them, since attention jumps from block to block: with pages of 4 KiB nearly
-    each jump would cost a look-up in the page table.
+    On a CPU the system provides its pages at first write: a pool is sized for the worst case, so most may never be
+    needed. They are large pages where the system has them, since attention jumps from block to block: with pages of
+    4 KiB nearly each jump would cost a look-up in the page table.
 
     Attributes:
         keys: Per layer [num_blocks, block_size, num_kv_heads, head_dim].
@@ -31,16 +31,31 @@ class KVCache:
         blocks: The same memory by block [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
     """
 
-    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a wish; a kernel without them says no
-                memory.madvise(mmap.MADV_HUGEPAGE)
         # Zeros, not garbage: attention multiplies what it does not see by 0, and NaN would survive that.
-        pool = torch.frombuffer(memory, dtype=dtype).view(shape)
+        if device is None or device.type == "cpu":
+            pool = _allocate_pages(math.prod(shape), dtype).view(shape)
+        else:
+            pool = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
         self.keys = [pool[layer, 0] for layer in range(config.num_layers)]
         self.values = [pool[layer, 1] for layer in range(config.num_layers)]
         # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
         self.blocks = pool.permute(2, 0, 1, 3, 4, 5)
+
+
+def _allocate_pages(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    memory = mmap.mmap(-1, num_elements * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a wish; a kernel without them says no
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)

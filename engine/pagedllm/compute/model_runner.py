@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +20,9 @@ from ..config import EngineConfig
 from ..control.host_tier import BlockCopy
 from ..errors import ConfigError
 from ..files.locate import ModelFiles
+from .cuda_device import gpu_dtype, move_batch, resolve_device
+from .cuda_graphs import DecodeGraphs, cuda_capture
+from .cuda_memory import measure_pool_bytes
 from .forward_batch import ForwardBatch
 from .host_cache import HostCache
 from .kv_cache import KVCache, kv_bytes_per_token
@@ -39,6 +44,7 @@ class ModelRunner:
         config: The engine's configuration.
         files: The model.
         wrap_kernels: Puts something around the kernels that were chosen, such as a clock.
+        weights: Yields the tensors of ``files`` as ``iter_weights`` does; anything else is for benchmarks.
 
     Raises:
         ModelLoadError: The model cannot be used.
@@ -46,44 +52,89 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, files: ModelFiles, *, wrap_kernels: Callable[[Kernels], Kernels] | None = None
+        self,
+        config: EngineConfig,
+        files: ModelFiles,
+        *,
+        weights: Callable[[ModelFiles, ModelConfig], Iterator[tuple[str, Tensor]]] = iter_weights,
+        wrap_kernels: Callable[[Kernels], Kernels] | None = None,
     ) -> None:
         start = time.monotonic()
+        self.device = resolve_device(config.device)
+        if config.gpu_memory_utilization is not None and self.device.type == "cpu":
+            raise ConfigError.for_value(
+                "gpu_memory_utilization", config.gpu_memory_utilization, "must be None on a CPU"
+            )
         self.model_config: ModelConfig = load_model_config(files)
-        self.dtype = resolve_dtype(config.dtype)
+        self.dtype = resolve_dtype(config.dtype, self.device)
         self.bytes_per_token = kv_bytes_per_token(self.model_config, self.dtype)
-        self.pool_size: PoolSize = plan_pool(
-            config, bytes_per_token=self.bytes_per_token, model_max_len=self.model_config.max_position_embeddings
-        )
-        self.kv_cache = KVCache(
-            self.model_config, num_blocks=self.pool_size.num_blocks, block_size=config.block_size, dtype=self.dtype
-        )
+        self._iter_weights = weights
+        kernels = _select_kernels(config.kernels, self.dtype, self.model_config, self.device)
+        self.kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
+        self._graphs: DecodeGraphs | None = None
+        if self.device.type == "cpu":
+            self._make_pool(config)
+            self.decoder = self._load(files, self.pool_size.max_model_len)
+        else:
+            self._load_on_gpu(config, files)
         self.num_host_blocks = num_host_blocks(config, self.bytes_per_token)
         self._host_cache = HostCache(self.kv_cache, self.num_host_blocks)
         self.copy_bytes_per_s = self._host_cache.measure_copy_rate() if self.num_host_blocks else None
-        kernels = _select_kernels(config.kernels, self.dtype, self.model_config)
-        self.kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
-        self.decoder = self._load(files)
         logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Tensor:
-        """One forward pass: [num_sampled, vocab_size] float32 logits."""
+        """One forward pass: [num_sampled, vocab_size] float32 logits, valid until the next one."""
+        if self.device.type != "cpu":
+            batch = move_batch(batch, self.device)
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.run(batch)
         return self.decoder.forward(batch, self.kv_cache)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy KV blocks within the device and between device and host, in this order; before ``run``."""
         self._host_cache.copy(copies)
 
-    def _load(self, files: ModelFiles) -> Decoder:
-        weights = allocate_weights(self.model_config, self.dtype)
-        slots = weight_slots(self.model_config, weights)
-        for name, tensor in iter_weights(files, self.model_config):
-            slots[name].copy_(tensor)
-        return Decoder(self.model_config, weights, self.kernels, max_model_len=self.pool_size.max_model_len)
+    def _make_pool(self, config: EngineConfig) -> None:
+        self.pool_size: PoolSize = plan_pool(
+            config, bytes_per_token=self.bytes_per_token, model_max_len=self.model_config.max_position_embeddings
+        )
+        self.kv_cache = self._new_cache(self.pool_size.num_blocks, config.block_size)
+
+    def _new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        return KVCache(
+            self.model_config, num_blocks=num_blocks, block_size=block_size, dtype=self.dtype, device=self.device
+        )
+
+    @torch.inference_mode()
+    def _load_on_gpu(self, config: EngineConfig, files: ModelFiles) -> None:
+        """Weights first, then a pool of what they and the largest step leave, then graphs over it."""
+        max_model_len = config.max_model_len or self.model_config.max_position_embeddings
+        self.decoder = self._load(files, max_model_len)
+        if config.kv_cache_memory_bytes is None:
+            forward = partial(self.decoder.forward, kv_cache=self._new_cache(1, config.block_size))
+            pool_bytes = measure_pool_bytes(forward, config, max_model_len, self.device)
+            config = replace(config, kv_cache_memory_bytes=pool_bytes)
+        self._make_pool(config)
+        if not config.enforce_eager:
+            self._graphs = DecodeGraphs(
+                partial(self.decoder.forward, kv_cache=self.kv_cache),
+                cuda_capture(),
+                max_num_seqs=config.max_num_seqs,
+                max_num_blocks=-(-self.pool_size.max_model_len // config.block_size),
+                device=self.device,
+            )
+
+    def _load(self, files: ModelFiles, max_model_len: int) -> Decoder:
+        with self.device:  # where weights and tables are made
+            weights = allocate_weights(self.model_config, self.dtype)
+            slots = weight_slots(self.model_config, weights)
+            for name, tensor in self._iter_weights(files, self.model_config):
+                slots[name].copy_(tensor)
+            return Decoder(self.model_config, weights, self.kernels, max_model_len=max_model_len)
 
 
-def _select_kernels(name: str, dtype: torch.dtype, config: ModelConfig) -> Kernels:
+def _select_kernels(name: str, dtype: torch.dtype, config: ModelConfig, device: torch.device) -> Kernels:
     if name == "auto":
         name = os.environ.get("PAGEDLLM_KERNELS") or "auto"
     if name not in KERNELS:
@@ -95,16 +146,19 @@ def _select_kernels(name: str, dtype: torch.dtype, config: ModelConfig) -> Kerne
             head_dim=config.head_dim,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
+            device=device,
         )
     except KernelsUnavailableError as error:
         raise ConfigError(str(error)) from error
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """The dtype of weights and KV; ``auto`` is bfloat16 only where the CPU multiplies it natively."""
+def resolve_dtype(name: str, device: torch.device | None = None) -> torch.dtype:
+    """The dtype of weights and KV; ``auto`` is bfloat16 only where the device multiplies it. None: a CPU."""
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
+    if device is not None and device.type == "cuda":
+        return gpu_dtype(device)
     return torch.bfloat16 if _has_native_bfloat16() else torch.float32
 
 

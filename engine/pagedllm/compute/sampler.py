@@ -65,7 +65,8 @@ class Sampler:
         for start in range(0, len(token_ids), _SCORED_ROWS):
             rows = slice(start, start + _SCORED_ROWS)
             logprobs = logits[rows].log_softmax(dim=-1).clamp_min(_LEAST_LOGPROB)
-            chosen = logprobs.gather(1, torch.tensor(token_ids[rows]).unsqueeze(1)).squeeze(1).tolist()
+            wanted = torch.tensor(token_ids[rows], device=logits.device).unsqueeze(1)
+            chosen = logprobs.gather(1, wanted).squeeze(1).tolist()
             best = logprobs.topk(min(max(nums_top[rows]), logprobs.shape[1]), dim=-1)
             best_ids, best_logprobs = best.indices.tolist(), best.values.tolist()
             for i, (token_id, num_top) in enumerate(zip(token_ids[rows], nums_top[rows], strict=True)):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..interface import LayerStack, Linear, StackLayer, StackShape
+from ..rms_norm import norm_heads
 from .build import detect_isa, load_library
 
 __all__ = ["CPUKernels"]
@@ -51,6 +52,9 @@ class CPUKernels:
     def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         normed: Tensor = torch.ops.pagedllm_cpu.add_rms_norm(x, delta, weight, eps, dtype)
         return normed
+
+    def norm_heads(self, qkv: Tensor, query_weight: Tensor, key_weight: Tensor, num_kv_heads: int, eps: float) -> None:
+        norm_heads(qkv, query_weight, key_weight, num_kv_heads, eps)
 
     def rope_store(
         self,

@@ -131,10 +131,8 @@ class Decoder:
         config = self.config
         qkv = layer.qkv(hidden)  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         if layer.query_norm is not None and layer.key_norm is not None:
-            heads = qkv.unflatten(-1, (-1, config.head_dim))
-            queries, keys, _ = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-            queries.copy_(rms_norm(queries, layer.query_norm, config.rms_norm_eps, dtype=self._dtype))
-            keys.copy_(rms_norm(keys, layer.key_norm, config.rms_norm_eps, dtype=self._dtype))
+            norms = (layer.query_norm, layer.key_norm)
+            self._kernels.norm_heads(qkv, *norms, config.num_kv_heads, config.rms_norm_eps)
         self._kernels.rope_store(qkv, batch.positions, self._rope_table, key_cache, value_cache, batch.slot_mapping)
         attended = self._kernels.paged_attention(
             qkv,

@@ -8,7 +8,6 @@ import torch
 
 from ...files.locate import ModelFiles
 from ..models.config import ModelConfig
-from .gguf import iter_gguf_weights
 from .safetensors import iter_safetensors_weights
 
 __all__ = ["iter_weights"]
@@ -34,5 +33,7 @@ def iter_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, 
         ModelFileError: Missing or unexpected tensors, wrong shapes, or a damaged file.
     """
     if files.kind == "gguf":
+        from .gguf import iter_gguf_weights  # noqa: PLC0415 - the gguf package, which a folder does not need
+
         return iter_gguf_weights(files, config)
     return iter_safetensors_weights(files, config)
