@@ -41,7 +41,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.intake": (*CONTRACT, "pagedllm.control.sequence", "pagedllm.files", "pagedllm.text"),
     # Builds an engine from its parts.
     "pagedllm.local": (
-        *(*CONTRACT, "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
+        *(*CONTRACT, "pagedllm.assemble", "pagedllm.compute", "pagedllm.control", "pagedllm.core", "pagedllm.files"),
         *("pagedllm.intake", "pagedllm.streams", "pagedllm.text", "pagedllm.worker"),
     ),
     "pagedllm.remote": (*CONTRACT, "pagedllm.wire"),

@@ -12,14 +12,13 @@ from collections.abc import Sequence as List
 from typing import TypeVar
 
 from .api import (
-    Choice,
-    Chunk,
     EngineStats,
     GenerateRequest,
     Health,
     ModelInfo,
     RequestOutput,
 )
+from .assemble import assemble_output
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
 from .config import EngineConfig
@@ -303,45 +302,13 @@ def _or_raise(output: RequestOutput | PagedLLMError) -> RequestOutput:
 
 def _collect(stream: Chunks) -> RequestOutput | PagedLLMError:
     try:
-        return _assemble(list(stream))
+        return assemble_output(list(stream))
     except PagedLLMError as error:
         return error
 
 
 async def _acollect(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
     try:
-        return _assemble([chunk async for chunk in stream])
+        return assemble_output([chunk async for chunk in stream])
     except PagedLLMError as error:
         return error
-
-
-def _assemble(chunks: List[Chunk]) -> RequestOutput:
-    """One output from all chunks of a request."""
-    last = chunks[-1]
-    assert last.usage is not None
-    assert last.timings is not None
-    by_index: dict[int, list[Chunk]] = {}
-    for chunk in chunks:
-        by_index.setdefault(chunk.index, []).append(chunk)
-    return RequestOutput(
-        request_id=last.request_id,
-        choices=tuple(_assemble_choice(by_index[index]) for index in sorted(by_index)),
-        usage=last.usage,
-        timings=last.timings,
-        prompt_logprobs=last.prompt_logprobs,
-        hints=last.hints,
-    )
-
-
-def _assemble_choice(chunks: List[Chunk]) -> Choice:
-    last = chunks[-1]
-    assert last.finish_reason is not None
-    has_logprobs = any(chunk.logprobs is not None for chunk in chunks)
-    return Choice(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        finish_reason=last.finish_reason,
-        index=last.index,
-        stop_reason=last.stop_reason,
-        logprobs=tuple(item for chunk in chunks for item in chunk.logprobs or ()) if has_logprobs else None,
-    )

@@ -72,7 +72,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids, int))
         object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
         self._check_counts()
-        _check_float("temperature", self.temperature, "must be a finite number of at least 0", lambda x: x >= 0)
+        _check_float("temperature", self.temperature, "must be in [0, 10000]", lambda x: 0 <= x <= 10_000)
         _check_float("top_p", self.top_p, "must be in (0, 1]", lambda x: 0 < x <= 1)
         _check_float("min_p", self.min_p, "must be in [0, 1]", lambda x: 0 <= x <= 1)
         for name in ("presence_penalty", "frequency_penalty"):
