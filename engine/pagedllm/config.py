@@ -89,7 +89,7 @@ class EngineConfig:
     preemption_mode: str = "auto"
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 256
-    max_itl_stretch: float = 3.0
+    max_itl_stretch: float = 2.0
     max_num_queued_reqs: int | None = None
     queue_timeout_s: float | None = None
     max_pinned_fraction: float = 0.5

@@ -19,6 +19,15 @@ def test_a_step_with_a_prompt_takes_at_most_so_many_times_as_long():
     assert cost.max_prompt_tokens(4) == 40, "the nearest size that was seen"
 
 
+def test_one_slow_step_changes_little():
+    """A step that shared the machine with something else is not what a step takes."""
+    cost = StepCost(max_stretch=3.0, long_prompt=100)
+    cost.observe(num_decode_tokens=1, num_prompt_tokens=0, duration_s=0.010)
+    cost.observe(num_decode_tokens=1, num_prompt_tokens=100, duration_s=0.010 + 100 * 0.0005)
+    cost.observe(num_decode_tokens=1, num_prompt_tokens=0, duration_s=10.0)
+    assert cost.max_prompt_tokens(1) == 46
+
+
 def test_a_prompt_gets_on_however_dear_it_is():
     cost = StepCost(max_stretch=1.5, long_prompt=100)
     cost.observe(num_decode_tokens=1, num_prompt_tokens=0, duration_s=0.001)

@@ -8,6 +8,7 @@ __all__ = ["StepCost"]
 
 # Weight of the newest measurement: a step's time wanders, and a prompt's tokens cost more the further it gets.
 _NEWEST = 0.3
+_MAX_JUMP = 1.5
 # What to begin with, and the least: a prompt must get on.
 _MIN_TOKENS = 16
 
@@ -50,4 +51,5 @@ class StepCost:
 
 
 def _smooth(known: float | None, new: float) -> float:
-    return new if known is None else known + _NEWEST * (new - known)
+    """Follow the measurements, but not one that something else has stretched."""
+    return new if known is None else known + _NEWEST * (min(new, _MAX_JUMP * known) - known)
