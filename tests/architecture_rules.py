@@ -13,7 +13,15 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.sampling_params": ("pagedllm.errors",),
     "pagedllm.message": ("pagedllm.errors", "pagedllm.sampling_params"),
     "pagedllm.hints": ("pagedllm.errors", "pagedllm.sampling_params"),
-    "pagedllm.api": ("pagedllm.errors", "pagedllm.hints", "pagedllm.message", "pagedllm.sampling_params"),
+    "pagedllm.output_format": ("pagedllm.errors", "pagedllm.sampling_params"),
+    "pagedllm.generate_request": (
+        *("pagedllm.errors", "pagedllm.hints", "pagedllm.message", "pagedllm.output_format"),
+        "pagedllm.sampling_params",
+    ),
+    "pagedllm.api": (
+        *("pagedllm.errors", "pagedllm.generate_request", "pagedllm.hints", "pagedllm.message"),
+        *("pagedllm.output_format", "pagedllm.sampling_params"),
+    ),
     "pagedllm.logs": ("pagedllm.errors",),
     "pagedllm": (*CONTRACT, "pagedllm.logs"),
     "pagedllm_kernels": (),
