@@ -54,12 +54,14 @@ class Usage:
         completion_tokens: Tokens generated over all choices, through those that ended the texts.
         cached_tokens: Prompt tokens whose KV was found in the prefix cache.
         cache_creation_tokens: Prompt tokens whose KV this request added to the prefix cache.
+        reasoning_tokens: Tokens of ``completion_tokens`` that are the model's reasoning.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     cache_creation_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -148,8 +150,8 @@ class Choice:
 
     Args:
         reasoning: What the model thought before it answered, where its answers show that.
-        tool_calls: Calls that it asks for. If ``finish_reason`` is not ``"tool_calls"``, the last one was cut, and its
-            arguments are the piece that there is.
+        tool_calls: Calls that it asks for. If ``finish_reason`` is not ``"tool_calls"``, the last one may have been
+            cut: its arguments are the piece that there is.
     """
 
     text: str
