@@ -20,6 +20,8 @@ DEADLINE_S = 5.0
 """Seconds for which a request waits for its grammar. Most take a millisecond."""
 _MAX_CACHED = 128
 _MAX_COMPILING = 4
+# Of the parser for one token, about 20,000 in a millisecond: the engine's thread waits for it.
+_MAX_ITEMS_PER_STEP = 20_000
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +54,7 @@ class Matcher:
     def check(self) -> None:
         """Raise GrammarError if it has given up."""
         if self.inner.is_error():
-            raise GrammarError(_first_line(self.inner.get_error()))
+            raise GrammarError(_reason(self.inner.get_error()))
 
     @property
     def may_end(self) -> bool:
@@ -128,13 +130,13 @@ class GrammarCompiler:
         return grammar
 
     def _compile(self, text: str, param: str) -> Grammar:
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=_MAX_ITEMS_PER_STEP)
         inner = llguidance.LLMatcher(self._get_tables(), text, log_level=0, limits=limits)
         if not inner.is_error():
             # A first mask builds much of what later ones share, and finds grammars that are too hard from the start.
             inner.compute_bitmask()
         if inner.is_error():
-            raise InvalidRequestError(f"{param}: {_first_line(inner.get_error())}", param=param)
+            raise InvalidRequestError(f"{param}: {_reason(inner.get_error())}", param=param)
         return Grammar(inner, num_words=(self._vocab_size + 31) // 32)
 
     def _get_tables(self) -> llguidance.LLTokenizer:
@@ -150,12 +152,12 @@ class GrammarCompiler:
 
     def _with_deadline(self, function: Callable[[], _Result], param: str) -> _Result:
         results: list[_Result] = []
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
                 results.append(function())
-            except Exception as error:
+            except BaseException as error:  # a panic of llguidance is no Exception
                 errors.append(error)
             finally:
                 self._slots.release()
@@ -192,5 +194,8 @@ def fill_bitmask(matchers: Sequence[Matcher], executor: llguidance.LLExecutor) -
     return bitmask
 
 
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")[:300]
+def _reason(text: str) -> str:
+    """What matters of an error of several lines, which may quote the whole grammar."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown error"]
+    details = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join([lines[0], *details])[:300]

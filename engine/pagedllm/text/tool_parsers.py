@@ -83,9 +83,9 @@ class CallSplitter:
         begun = self._held.lstrip(" \t\r\n;") if self._num_calls else self._held.lstrip()
         if not begun:
             return False
+        if self._num_calls:
+            self._held = begun
         if begun.startswith("{"):
-            if self._num_calls:
-                self._held = begun
             self._open_call()
             return True
         self._state = self._in_plain_text
