@@ -191,7 +191,7 @@ def tree() -> dict[str, list[Import]]:
 def test_tree_is_found(tree: dict[str, list[Import]]) -> None:
     """A moved folder would leave every other test here with nothing to check."""
     assert set(PACKAGES) < set(tree)
-    assert "pagedllm.errors.InvalidRequestError" in {item.target for item in tree["pagedllm.api"]}
+    assert "pagedllm.errors.PagedLLMError" in {item.target for item in tree["pagedllm.api"]}
 
 
 def test_arrows_point_down(tree: dict[str, list[Import]]) -> None:

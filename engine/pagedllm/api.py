@@ -5,15 +5,16 @@ Requests are validated once, when they are built; inside the engine their fields
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from .errors import InvalidRequestError, PagedLLMError
+from .errors import PagedLLMError
+from .generate_request import GenerateRequest
 from .hints import CacheHints, HintOutcome, Retain
 from .message import Message, ToolCall
-from .sampling_params import SamplingParams, as_tuple
+from .output_format import StructuredOutput, Tool, ToolCallDelta
+from .sampling_params import SamplingParams
 
 __all__ = [
     "AsyncChunkStream",
@@ -32,82 +33,16 @@ __all__ = [
     "RequestOutput",
     "Retain",
     "SamplingParams",
+    "StructuredOutput",
     "Timings",
     "TokenLogprob",
+    "Tool",
     "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateRequest:
-    """One request: exactly one of ``prompt`` (text or token ids) and ``messages`` (a chat).
-
-    Args:
-        prompt: Text, encoded with the model's special tokens; or token ids, taken as they are.
-        messages: A chat, rendered by the model's chat template.
-        sampling: How to choose tokens and when to stop.
-        hints: Wishes about KV reuse.
-        request_id: Names the request in ``abort`` and in its chunks; unique among those in flight.
-        parse_special_tokens: Whether control tokens written in the text (``<|im_end|>``) act as such, or are plain
-            text like any other. None: plain in a chat, whose contents come from users and documents and must not
-            forge a turn; acting in a text prompt, whose writer does the template's work.
-        add_generation_prompt: End a chat with the opening of an assistant's turn.
-        continue_final_message: Leave the last message, which is the assistant's, open, so that its exact text is
-            continued. Not together with ``add_generation_prompt``.
-
-    Raises:
-        InvalidRequestError: Naming the fields that do not go together.
-    """
-
-    prompt: str | tuple[int, ...] | None = None
-    messages: tuple[Message, ...] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    hints: CacheHints = field(default_factory=CacheHints)
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    parse_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequestError("give exactly one of prompt and messages", param="prompt")
-        if self.messages is not None:
-            object.__setattr__(self, "messages", as_tuple("messages", self.messages, Message))
-        elif not isinstance(self.prompt, str):
-            object.__setattr__(self, "prompt", as_tuple("prompt", self.prompt, int))
-        if not (self.messages or self.prompt):
-            param = "prompt" if self.messages is None else "messages"
-            raise InvalidRequestError(f"{param} is empty: at least one token is needed to go on from", param=param)
-        self._check_text_options()
-
-    def _check_text_options(self) -> None:
-        for name in ("parse_special_tokens", "add_generation_prompt", "continue_final_message"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (value is None and name == "parse_special_tokens"):
-                raise InvalidRequestError.for_value(name, value, "must be True or False")
-        if isinstance(self.prompt, tuple) and self.parse_special_tokens is not None:
-            raise InvalidRequestError(
-                "parse_special_tokens is about text; a prompt of token ids has none", param="parse_special_tokens"
-            )
-        if self.messages is None:
-            for name, default in (("add_generation_prompt", True), ("continue_final_message", False)):
-                if getattr(self, name) is not default:
-                    raise InvalidRequestError(f"{name} is for messages; a prompt is continued as it is", param=name)
-        elif self.continue_final_message:
-            if self.add_generation_prompt:
-                raise InvalidRequestError(
-                    "continue_final_message continues the last turn and add_generation_prompt opens a new one: "
-                    "set add_generation_prompt to False",
-                    param="continue_final_message",
-                )
-            if self.messages[-1].role != "assistant":
-                raise InvalidRequestError(
-                    f"continue_final_message: the last message must be the assistant's, not {self.messages[-1].role!r}",
-                    param="continue_final_message",
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +54,14 @@ class Usage:
         completion_tokens: Tokens generated over all choices, through those that ended the texts.
         cached_tokens: Prompt tokens whose KV was found in the prefix cache.
         cache_creation_tokens: Prompt tokens whose KV this request added to the prefix cache.
+        reasoning_tokens: Tokens of ``completion_tokens`` that are the model's reasoning.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     cache_creation_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -181,6 +118,8 @@ class Chunk:
         text: What is new; whole characters only, possibly empty.
         token_ids: The tokens behind it; may run ahead of the text while characters or stop strings are incomplete.
         index: Which choice it belongs to.
+        reasoning: What is new of the model's reasoning, which comes before the text and is no part of it.
+        tool_calls: What is new of its calls; comes after ``text`` where both are there.
         logprobs: One for each of ``token_ids``, if asked for.
         prompt_logprobs: One for each prompt token (None for the first), if asked for; on the request's last chunk.
         finish_reason: On the last chunk of each choice.
@@ -194,6 +133,8 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     index: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
@@ -205,7 +146,13 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One finished text of a request."""
+    """One finished text of a request.
+
+    Args:
+        reasoning: What the model thought before it answered, where its answers show that.
+        tool_calls: Calls that it asks for. If ``finish_reason`` is not ``"tool_calls"``, the last one may have been
+            cut: its arguments are the piece that there is.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -213,6 +160,8 @@ class Choice:
     index: int = 0
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .api import Choice, Chunk, RequestOutput
+from .api import Choice, Chunk, RequestOutput, ToolCall, ToolCallDelta
 
 __all__ = ["assemble_output"]
 
@@ -38,4 +38,15 @@ def _assemble_choice(chunks: Sequence[Chunk]) -> Choice:
         index=last.index,
         stop_reason=last.stop_reason,
         logprobs=tuple(item for chunk in chunks for item in chunk.logprobs or ()) if has_logprobs else None,
+        reasoning="".join(chunk.reasoning for chunk in chunks),
+        tool_calls=_assemble_calls([delta for chunk in chunks for delta in chunk.tool_calls]),
+    )
+
+
+def _assemble_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    begun = [delta for delta in deltas if delta.name is not None]
+    arguments = ["".join(delta.arguments for delta in deltas if delta.index == first.index) for first in begun]
+    return tuple(
+        ToolCall(id=str(first.id), name=str(first.name), arguments=text)
+        for first, text in zip(begun, arguments, strict=True)
     )

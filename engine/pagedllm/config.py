@@ -19,6 +19,8 @@ _DEVICES = ("auto", "cpu", "cuda")
 _POLICIES = ("fcfs", "priority", "shortest", "cache_aware")
 _PREEMPTION_MODES = ("auto", "swap", "recompute")
 _KERNELS = ("auto", "cpu", "reference", "triton")
+_TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json")
+_REASONING_PARSERS = ("auto", "think", "none")
 # What a chat template is told by the engine.
 _TEMPLATE_NAMES = frozenset(
     {
@@ -68,6 +70,10 @@ class EngineConfig:
         chat_template: Used instead of the model's: Jinja (a text with ``{{`` or ``{%``), or the path of a file with it.
         chat_template_kwargs: What the chat template sees besides the chat, such as ``{"enable_thinking": False}``:
             names and plain JSON values; kept as sorted pairs.
+        tool_call_parser: How the model writes tool calls: ``"hermes"``, JSON in ``<tool_call>`` tags;
+            ``"llama3_json"``, bare JSON; ``"auto"``, as its chat template writes them.
+        reasoning_parser: Whether its answers begin with thoughts: ``"think"``, in ``<think>`` tags; ``"none"``, they
+            do not; ``"auto"``, in tags if the chat template has to do with these.
 
     Raises:
         ConfigError: Naming the option, its value and what is allowed.
@@ -95,6 +101,8 @@ class EngineConfig:
     max_pinned_fraction: float = 0.5
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         # A str subclass (or a Path) would make equal configurations unequal keys.
@@ -127,6 +135,9 @@ class EngineConfig:
             )
         self._check_memory_and_order()
         self._check_chat_template()
+        for option, names in (("tool_call_parser", _TOOL_CALL_PARSERS), ("reasoning_parser", _REASONING_PARSERS)):
+            if getattr(self, option) not in names:
+                raise ConfigError.for_value(option, getattr(self, option), f"must be one of {', '.join(names)}")
 
     def _check_memory_and_order(self) -> None:
         if self.scheduling_policy not in _POLICIES:

@@ -13,11 +13,13 @@ from .api import Chunk, EngineStats, Timings, TokenLogprob, Usage
 from .compute.forward_batch import ForwardBatch, PromptRow
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler, Score
+from .constraints import Constraints
 from .control.engine_stats import collect_stats
 from .control.pressure_log import PressureLog
 from .control.scheduler import Scheduler, SchedulerOutput
 from .control.sequence import Sequence
-from .text.output_processor import OutputText
+from .errors import InvalidRequestError
+from .text.answer import AnswerForm, AnswerText
 from .text.tokenizer import Tokenizer
 
 __all__ = ["EngineCore", "StepRecord"]
@@ -73,6 +75,7 @@ class EngineCore:
         self._num_generated_tokens = 0
         self._num_timed_out = 0
         self._pressure = PressureLog()
+        self._constraints = Constraints()
 
     @property
     def has_work(self) -> bool:
@@ -86,10 +89,13 @@ class EngineCore:
             QueueFullError: As many requests wait as may.
         """
         self.scheduler.add(sequences)
-        leader = sequences[0]
+        leader, form = sequences[0], sequences[0].answer_form
+        assert form is None or isinstance(form, AnswerForm)
         self._requests[leader.request_id] = _OpenRequest(
             choices=tuple(sequences),
-            texts=tuple(OutputText(self.tokenizer, leader.sampling.stop) for _ in sequences),
+            texts=tuple(
+                AnswerText(self.tokenizer, leader.sampling.stop, form, index) for index in range(len(sequences))
+            ),
             prompt_logprobs=None if leader.sampling.prompt_logprobs is None else [None] * leader.num_prompt_tokens,
             num_open=len(sequences),
         )
@@ -108,10 +114,12 @@ class EngineCore:
         batch = ForwardBatch.build(output.scheduled, self.scheduler.kv_cache_manager.block_size)
         logits = self.model_runner.run(batch)
         sampled_logits, prompt_logits = logits.split([len(output.sampled), len(batch.prompt_rows)])
-        token_ids = self.sampler(sampled_logits, output.sampled)
+        matchers = [self._requests[item.request_id].texts[item.index].matcher for item in output.sampled]
+        token_ids = self.sampler(self._constraints.mask(sampled_logits, matchers), output.sampled)
         logprobs = self._score_sampled(sampled_logits, output.sampled, token_ids)
         self._score_prompts(prompt_logits, batch.prompt_rows)
         self.scheduler.update(output, token_ids)
+        self._constraints.advance(output.sampled, matchers)
         chunks = [self._emit(sequence, logprobs.get(sequence), new=True) for sequence in output.sampled]
         warmed = [item.sequence for item in output.scheduled if not item.sequence.generates]
         chunks += [self._emit(sequence, None) for sequence in warmed if sequence.is_finished]
@@ -122,6 +130,16 @@ class EngineCore:
         if self._on_step is not None:
             self._on_step(self._record(output, num_retired, start))
         return chunks
+
+    def take_failures(self) -> dict[str, InvalidRequestError]:
+        """End the requests that cannot be gone on with; returns why. What they were is known to nobody any more."""
+        failures: dict[str, InvalidRequestError] = {}
+        for request_id, reason in self._constraints.take_failures().items():
+            if self._requests.pop(request_id, None) is not None:
+                self.scheduler.abort(request_id)
+                message = f"the answer's grammar is too hard to follow: {reason}"
+                failures[request_id] = InvalidRequestError(message, param="structured_output")
+        return failures
 
     def expire_queue(self, timeout_s: float) -> list[str]:
         """End the requests that have waited longer than a time without being computed; returns which."""
@@ -200,7 +218,8 @@ class EngineCore:
         # An EOS or stop token ends the text without being part of it.
         shown = () if sequence.ended_on_token else token_ids
         may_stop = sequence.num_output_tokens > sequence.sampling.min_tokens
-        delta = request.texts[sequence.index].append(shown, is_last=sequence.is_finished, may_stop=may_stop)
+        text = request.texts[sequence.index]
+        delta = text.append(shown, is_last=sequence.is_finished, may_stop=may_stop)
         if delta.stop is not None:
             sequence.finish("stop", delta.stop)
         chunk = Chunk(
@@ -211,7 +230,11 @@ class EngineCore:
             logprobs=None if logprob is None else (logprob,),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
+            reasoning=delta.reasoning,
+            tool_calls=delta.tool_calls,
         )
+        if sequence.finish_reason == "stop" and text.has_whole_calls:
+            chunk = replace(chunk, finish_reason="tool_calls")
         return self._close(request, chunk) if sequence.is_finished else chunk
 
     def _close(self, request: _OpenRequest, chunk: Chunk) -> Chunk:
@@ -226,7 +249,7 @@ class EngineCore:
         return replace(
             chunk,
             prompt_logprobs=prompt_logprobs,
-            usage=_usage(request.choices),
+            usage=_usage(request),
             timings=_timings(leader),
             hints=tuple(leader.outcomes),
         )
@@ -244,17 +267,19 @@ class _OpenRequest:
     """
 
     choices: tuple[Sequence, ...]
-    texts: tuple[OutputText, ...]
+    texts: tuple[AnswerText, ...]
     prompt_logprobs: list[TokenLogprob | None] | None
     num_open: int
 
 
-def _usage(choices: List[Sequence]) -> Usage:
+def _usage(request: _OpenRequest) -> Usage:
+    choices = request.choices
     return Usage(
         prompt_tokens=choices[0].num_prompt_tokens,
         completion_tokens=sum(sequence.num_output_tokens for sequence in choices),
         cached_tokens=choices[0].num_cached_tokens or 0,
         cache_creation_tokens=choices[0].num_created_tokens,
+        reasoning_tokens=sum(text.num_reasoning_tokens for text in request.texts),
     )
 
 

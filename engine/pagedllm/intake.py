@@ -11,6 +11,7 @@ from .api import GenerateRequest, Message, ModelInfo, Retain, SamplingParams
 from .control.sequence import Breakpoint, Sequence
 from .errors import ContextLengthError, InvalidRequestError
 from .files.description import GenerationDefaults
+from .text.answer import AnswerForms
 from .text.tokenizer import Tokenizer
 
 __all__ = ["Intake"]
@@ -25,15 +26,19 @@ class Intake:
         tokenizer: The model's.
         info: The model's limits, as the engine's cache leaves them.
         defaults: What the model's authors recommend for sampling.
+        answer_forms: Finds what answers must be.
     """
 
-    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, defaults: GenerationDefaults) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, info: ModelInfo, defaults: GenerationDefaults, answer_forms: AnswerForms
+    ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults
+        self._answer_forms = answer_forms
 
     def make_sequences(self, request: GenerateRequest) -> list[Sequence]:
-        """One sequence for each choice."""
+        """One sequence for each choice. May wait for a grammar to be compiled: see ``may_wait``."""
         token_ids = self.encode_prompt(request)
         sampling = request.sampling
         if request.hints.warm:
@@ -42,6 +47,7 @@ class Intake:
         params = self._fill_in(sampling, len(token_ids))
         assert params.max_tokens is not None
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        form = None if request.hints.warm else self._answer_forms.find(request, token_ids, seed)
         breakpoints = tuple(self._breakpoint(request, place, token_ids) for place in request.hints.retain)
         sequences: list[Sequence] = []
         for index in range(params.n):
@@ -58,14 +64,21 @@ class Intake:
                     breakpoints=breakpoints if index == 0 else (),
                     index=index,
                     leader=sequences[0] if sequences else None,
+                    answer_form=form,
                 )
             )
         return sequences
+
+    @staticmethod
+    def may_wait(request: GenerateRequest) -> bool:
+        """Whether ``make_sequences`` may take seconds, because a grammar has to be compiled."""
+        return request.structured_output is not None or request.calls_tools
 
     def encode_prompt(self, request: GenerateRequest) -> list[int]:
         if request.messages is not None:
             return self._tokenizer.encode_chat(
                 request.messages,
+                tools=request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 parse_special_tokens=bool(request.parse_special_tokens),

@@ -33,7 +33,8 @@ from .errors import EngineError, ForkedProcessError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import ModelFiles, locate_model
 from .intake import Intake
-from .streams import AsyncChunks, Chunks, OutputStream
+from .streams import AsyncChunks, Chunks, LateAsyncChunks, OutputStream
+from .text.answer import AnswerForms
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .worker import Worker
 
@@ -72,7 +73,8 @@ class LocalEngine:
             queue_timeout_s=config.queue_timeout_s,
         )
         self._info = self._worker.call(functools.partial(_describe, config)).result()
-        self._intake = Intake(self._tokenizer, self._info, defaults)
+        forms = AnswerForms(self._tokenizer, self._info.vocab_size, config)
+        self._intake = Intake(self._tokenizer, self._info, defaults, forms)
         # Also runs at interpreter exit. It must not refer to self, or self would never be collected.
         self._stop_worker = weakref.finalize(self, _stop_in_same_process, self._worker, self._pid)
 
@@ -84,7 +86,7 @@ class LocalEngine:
 
     def generate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
         """Run all requests together; each item of the answer is an output or the error of that request alone."""
-        streams = self._start_together(Chunks, requests)
+        streams = self._start_together(Chunks, [self._try_make_sequences(request) for request in requests])
         try:
             return [stream if isinstance(stream, PagedLLMError) else _collect(stream) for stream in streams]
         finally:
@@ -94,7 +96,13 @@ class LocalEngine:
 
     async def agenerate(self, requests: List[GenerateRequest]) -> list[RequestOutput | PagedLLMError]:
         """As ``generate``, without blocking the event loop; cancelling it aborts all requests."""
-        streams = self._start_together(AsyncChunks, requests)
+        made = [
+            await asyncio.to_thread(self._try_make_sequences, request)
+            if self._intake.may_wait(request)
+            else self._try_make_sequences(request)
+            for request in requests
+        ]
+        streams = self._start_together(AsyncChunks, made)
         try:
             return [stream if isinstance(stream, PagedLLMError) else await _acollect(stream) for stream in streams]
         finally:
@@ -111,8 +119,11 @@ class LocalEngine:
         (stream,) = self._worker.submit([self._make_sequences(request)])
         return Chunks(stream, self._aborter(request.request_id))
 
-    def astream(self, request: GenerateRequest) -> AsyncChunks:
-        """As ``stream``, for an event loop."""
+    def astream(self, request: GenerateRequest) -> AsyncChunks | LateAsyncChunks:
+        """As ``stream``, for an event loop. A request whose grammar is to be compiled begins with the first chunk."""
+        self._check_usable()
+        if self._intake.may_wait(request):
+            return LateAsyncChunks(functools.partial(self._start_late, request))
         (stream,) = self._worker.submit([self._make_sequences(request)])
         return AsyncChunks(stream, self._aborter(request.request_id))
 
@@ -185,15 +196,21 @@ class LocalEngine:
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
+    async def _start_late(self, request: GenerateRequest) -> AsyncChunks:
+        sequences = await asyncio.to_thread(self._make_sequences, request)
+        (stream,) = self._worker.submit([sequences])
+        return AsyncChunks(stream, self._aborter(request.request_id))
+
     def _start_together(
-        self, kind: Callable[[OutputStream, Callable[[], None]], _Stream], requests: List[GenerateRequest]
+        self,
+        kind: Callable[[OutputStream, Callable[[], None]], _Stream],
+        made: List[list[Sequence] | PagedLLMError],
     ) -> list[_Stream | PagedLLMError]:
         """Submit all requests at once; in place of each that is wrong stands its error."""
-        made = [self._try_make_sequences(request) for request in requests]
         started = iter(self._worker.submit([item for item in made if not isinstance(item, PagedLLMError)]))
         return [
-            item if isinstance(item, PagedLLMError) else kind(next(started), self._aborter(request.request_id))
-            for item, request in zip(made, requests, strict=True)
+            item if isinstance(item, PagedLLMError) else kind(next(started), self._aborter(item[0].request_id))
+            for item in made
         ]
 
     def _try_make_sequences(self, request: GenerateRequest) -> list[Sequence] | PagedLLMError:

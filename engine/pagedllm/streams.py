@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from .api import Chunk
+from .api import Chunk, ToolCallDelta
 from .errors import PagedLLMError
 
-__all__ = ["AsyncChunks", "Chunks", "OutputStream"]
+__all__ = ["AsyncChunks", "Chunks", "LateAsyncChunks", "OutputStream"]
 
 _MAX_BUFFERED_CHUNKS = 64
 
@@ -92,8 +92,24 @@ class OutputStream:
 def _merge(first: Chunk, second: Chunk) -> Chunk:
     logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or ())
     return replace(
-        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
+        second,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs,
+        reasoning=first.reasoning + second.reasoning,
+        tool_calls=_merge_calls(first.tool_calls + second.tool_calls),
     )
+
+
+def _merge_calls(deltas: tuple[ToolCallDelta, ...]) -> tuple[ToolCallDelta, ...]:
+    """The same calls in as few pieces as there are calls."""
+    merged: list[ToolCallDelta] = []
+    for delta in deltas:
+        if merged and merged[-1].index == delta.index:
+            merged[-1] = replace(merged[-1], arguments=merged[-1].arguments + delta.arguments)
+        else:
+            merged.append(delta)
+    return tuple(merged)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -146,6 +162,35 @@ class Chunks(_ChunksBase):
     def close(self) -> None:
         """Abort the request unless it has ended."""
         self._end()
+
+
+class LateAsyncChunks:
+    """The chunks of a request that begins when the first of them is asked for.
+
+    Args:
+        start: Begins the request; raises what is wrong with it.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[AsyncChunks]]) -> None:
+        self._start: Callable[[], Awaitable[AsyncChunks]] | None = start
+        self._chunks: AsyncChunks | None = None
+
+    def __aiter__(self) -> LateAsyncChunks:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._start is not None:
+            start, self._start = self._start, None
+            self._chunks = await start()
+        if self._chunks is None:
+            raise StopAsyncIteration
+        return await self._chunks.__anext__()
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended, or never begun."""
+        self._start = None
+        if self._chunks is not None:
+            await self._chunks.aclose()
 
 
 class AsyncChunks(_ChunksBase):

@@ -134,7 +134,10 @@ class Worker:
         try:
             while self._handle_messages(core):
                 self._expire_queue(core)
-                for chunk in core.step() if core.has_work else ():
+                chunks = core.step() if core.has_work else []
+                for request_id, reason in core.take_failures().items():
+                    self._streams.pop(request_id).fail(reason)
+                for chunk in chunks:
                     self._deliver(chunk)
             self.failure = EngineClosedError("the engine was closed")
         except BaseException as error:
@@ -190,7 +193,9 @@ class Worker:
             self._streams.pop(request_id).fail(QueueTimeoutError(f"{reason}; try again later"))
 
     def _deliver(self, chunk: Chunk) -> None:
-        stream = self._streams[chunk.request_id]
+        stream = self._streams.get(chunk.request_id)
+        if stream is None:
+            return  # has just failed
         if chunk.usage is not None:  # the request's last chunk
             del self._streams[chunk.request_id]
         stream.put(chunk)

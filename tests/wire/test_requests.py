@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pagedllm.api import Retain
+from pagedllm.api import GenerateRequest, Message, Retain, StructuredOutput, Tool
 from pagedllm.errors import InvalidRequestError
-from pagedllm.wire import HARMLESS_FIELDS, decode_call, parse_json
+from pagedllm.wire import HARMLESS_FIELDS, decode_call, encode_call, parse_json
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi"}
@@ -178,3 +178,17 @@ def test_json_with_whole_emoji() -> None:
 def test_body_that_is_no_object(body: Any) -> None:
     with pytest.raises(InvalidRequestError, match="object"):
         decode_call(body, "chat")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", (Tool(name="look", parameters={"type": "object"}),)),
+        ("structured_output", StructuredOutput(regex="a")),
+    ],
+)
+def test_what_does_not_go_over_the_wire_is_refused(field: str, value: object):
+    """Dropped silently, a server would answer freely where a schema was asked for."""
+    request = GenerateRequest(messages=(Message(role="user", content="x"),), **{field: value})
+    with pytest.raises(InvalidRequestError, match=field):
+        encode_call(request)

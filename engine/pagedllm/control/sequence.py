@@ -84,6 +84,7 @@ class Sequence:
         match: Its cached prefix when it was last looked at in the queue.
         lent_rank: The rank of a request that waits for what this one computes, if that is better than its own.
         outcomes: What became of its hints so far.
+        answer_form: How its text is to be written and read, which is no affair of whom schedules it.
         stop_token_ids: Tokens that end the text.
         generates: Whether it samples tokens, rather than only computing its prompt.
     """
@@ -116,6 +117,7 @@ class Sequence:
     lent_rank: tuple[int, ...] | None = None
     match: PrefixMatch | None = None
     outcomes: list[HintOutcome] = field(default_factory=list)
+    answer_form: object | None = None
     stop_token_ids: frozenset[int] = field(init=False)
     generates: bool = field(init=False)
     finish_reason: FinishReason | None = None

@@ -14,10 +14,21 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ..api import Message
+from ..api import Message, Tool, ToolCall
 from ..errors import ConfigError, InvalidRequestError
+from .reasoning import CLOSE_TAG, OPEN_TAG
 from .template_sandbox import TemplateRefusalError, compile_template, render_template
-from .tool_messages import ToolForm, find_tool_form, has_tools, template_messages, write_out_tools
+from .tool_messages import (
+    ToolForm,
+    add_tool_prompt,
+    find_tool_form,
+    has_tools,
+    shows_tools,
+    template_messages,
+    template_tools,
+    write_out_tools,
+)
+from .tool_syntax import HERMES, ToolSyntax, syntax_of
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
@@ -48,6 +59,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -55,10 +67,12 @@ class ChatTemplate:
     ) -> str:
         """Render a chat. The text has the template's control tokens, so encode it with ``add_special_tokens=False``.
 
-        Tool calls and answers that the template does not show are written into the texts (``write_out_tools``).
+        Tools, calls and answers that the template does not show are written into the texts (``add_tool_prompt``,
+        ``write_out_tools``).
 
         Args:
             messages: The chat, oldest first.
+            tools: What the model is told that it may call.
             add_generation_prompt: End with the opening of an assistant's turn.
             continue_final_message: End with the exact text of the last message, its turn left open.
             now: The time that the template is told; None: now.
@@ -81,10 +95,12 @@ class ChatTemplate:
         now = now or datetime.now()
         if has_tools(messages) and self._tool_form is None:
             messages = write_out_tools(messages)
+        if tools and not self._shows_tools:
+            messages, tools = add_tool_prompt(messages, tools, as_system=self._takes_system), ()
         try:
             if continue_final_message:
-                return self._render_open(messages, now)
-            return self._render(messages, add_generation_prompt, now)
+                return self._render_open(messages, tools, now)
+            return self._render(messages, tools, add_generation_prompt, now)
         except _TEMPLATE_BUGS as error:
             if isinstance(error, InvalidRequestError):  # is a ValueError
                 raise
@@ -94,14 +110,42 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {reason}", param="messages"
             ) from error
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, now: datetime) -> str:
-        form = self._tool_form if has_tools(messages) else None
-        return self._render_fields(template_messages(messages, form or ToolForm()), add_generation_prompt, now)
+    @functools.cached_property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the template writes calls, which is how its model does; None if that is no way that is known here."""
+        if self._tool_form is None:
+            return HERMES  # as they are written out
+        name = f"m{secrets.token_hex(4)}"
+        call = ToolCall(id="x" * 9, name=name, arguments='{"x": "x"}')
+        chat = [
+            Message(role="user", content="x"),
+            Message(role="assistant", tool_calls=[call]),
+            Message(role="tool", content="x", tool_call_id=call.id),
+        ]
+        return syntax_of(name, self._render(chat, (), False, datetime.now()))
 
-    def _render_fields(self, messages: list[dict[str, Any]], add_generation_prompt: bool, now: datetime) -> str:
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the template has to do with thoughts in tags, so that its model writes them."""
+        return self.source is not None and (OPEN_TAG in self.source or CLOSE_TAG in self.source)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool, now: datetime
+    ) -> str:
+        form = self._tool_form if has_tools(messages) else None
+        fields = template_messages(messages, form or ToolForm())
+        return self._render_fields(fields, template_tools(tools), add_generation_prompt, now)
+
+    def _render_fields(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        now: datetime,
+    ) -> str:
         assert self.source is not None
         variables = {
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             **self.variables,
             "messages": messages,
@@ -117,7 +161,7 @@ class ChatTemplate:
 
         def render(messages: list[dict[str, Any]]) -> str:
             try:
-                return self._render_fields(messages, True, datetime.now())
+                return self._render_fields(messages, [], True, datetime.now())
             except TemplateRefusalError:
                 raise
             except _TEMPLATE_BUGS:
@@ -125,7 +169,26 @@ class ChatTemplate:
 
         return find_tool_form(render)
 
-    def _render_open(self, messages: Sequence[Message], now: datetime) -> str:
+    @functools.cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return shows_tools(lambda messages, tools: self._try(messages, tools))
+
+    @functools.cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template shows a system message."""
+        mark = f"m{secrets.token_hex(4)}"
+        chat = [Message(role="system", content=mark), Message(role="user", content="x")]
+        return mark in self._try(template_messages(chat, ToolForm()), [])
+
+    def _try(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """Render; empty where the template refuses or fails."""
+        try:
+            return self._render_fields(messages, tools, True, datetime.now())
+        except _TEMPLATE_BUGS:
+            return ""
+
+    def _render_open(self, messages: Sequence[Message], tools: Sequence[Tool], now: datetime) -> str:
         """Render up to the end of the last message's content.
 
         A mark at its end shows where that is, and keeps a template that trims from taking white space off it.
@@ -133,7 +196,7 @@ class ChatTemplate:
         *earlier, last = messages
         mark = f"\U000f0000{secrets.randbits(64)}\U000f0000"
         marked = Message(role=last.role, content=last.content + mark)
-        text, found, _ = self._render([*earlier, marked], False, now).rpartition(mark)
+        text, found, _ = self._render([*earlier, marked], tools, False, now).rpartition(mark)
         # White space before it is the template's to lay out.
         if not found or not text.endswith(last.content.lstrip()):
             raise InvalidRequestError(
@@ -147,7 +210,7 @@ class ChatTemplate:
 
         def is_accepted(roles: Sequence[str]) -> bool:
             try:
-                self._render([Message(role=role, content="x") for role in roles], True, now)
+                self._render([Message(role=role, content="x") for role in roles], (), True, now)
             except _TEMPLATE_BUGS:
                 return False
             return True

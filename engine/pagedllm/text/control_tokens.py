@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 
-from ..api import Message
+from ..api import Message, Tool
 from ..errors import InvalidRequestError
-from .tool_messages import map_call_texts
+from .tool_messages import map_call_texts, map_tool_texts
 
 __all__ = ["ControlTokens"]
 
@@ -71,9 +71,11 @@ class ControlTokens:
             return True
         return bool(self._find(text))
 
-    def may_be_in_chat(self, messages: Iterable[Message]) -> bool:
-        """The same of the texts of a chat's messages."""
-        return any(self.may_be_in(text) for message in messages for text in _texts(message))
+    def may_be_in_chat(self, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> bool:
+        """The same of the texts of a chat's messages and tools."""
+        texts = [text for message in messages for text in _texts(message)]
+        texts += [text for tool in tools for text in _tool_texts(tool)]
+        return any(map(self.may_be_in, texts))
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text in which control strings are text.
@@ -91,19 +93,27 @@ class ControlTokens:
         ids: list[int] = encoding.ids
         return ids
 
-    def encode_chat(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[int]:
-        """Token ids of a chat in whose messages control strings are text.
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        render: Callable[[Sequence[Message], Sequence[Tool]], str],
+        tools: Sequence[Tool] = (),
+    ) -> list[int]:
+        """Token ids of a chat in whose messages and tools control strings are text.
 
         Args:
             messages: The chat.
-            render: Renders it; the same text for the same messages.
+            render: Renders it; the same text for the same messages and tools.
+            tools: What it says may be called.
 
         Raises:
             InvalidRequestError: From ``render``; or it cannot be told which control tokens are the template's.
         """
         marks = _Marks()
-        marked = render([self._marked(message, marks) for message in messages])
-        if marks.restore(marked) != render(messages):
+        marked = render(
+            [self._marked(message, marks) for message in messages], [self._marked_tool(tool, marks) for tool in tools]
+        )
+        if marks.restore(marked) != render(messages, tools):
             raise InvalidRequestError(
                 "a message has control tokens in its text, and the chat template changes them: they cannot be told "
                 "from the template's own. Remove them, or set parse_special_tokens=True if they are meant to act",
@@ -129,11 +139,7 @@ class ControlTokens:
                 raise InvalidRequestError.for_value(f"messages.{field}", name, "must not have a control token in it")
 
         def mark(text: str) -> str:
-            pieces, position = [], 0
-            for start, end in self._find(text):
-                pieces += [text[position:start], marks.add(text[start:end])]
-                position = end
-            return "".join([*pieces, text[position:]])
+            return self._mark(text, marks)
 
         return Message(
             role=message.role,
@@ -141,6 +147,18 @@ class ControlTokens:
             tool_calls=[map_call_texts(call, mark) for call in message.tool_calls],
             tool_call_id=message.tool_call_id,
         )
+
+    def _marked_tool(self, tool: Tool, marks: _Marks) -> Tool:
+        if self._any_case.search(tool.name):
+            raise InvalidRequestError.for_value("tools.name", tool.name, "must not have a control token in it")
+        return map_tool_texts(tool, lambda text: self._mark(text, marks))
+
+    def _mark(self, text: str, marks: _Marks) -> str:
+        pieces, position = [], 0
+        for start, end in self._find(text):
+            pieces += [text[position:start], marks.add(text[start:end])]
+            position = end
+        return "".join([*pieces, text[position:]])
 
     def _find(self, text: str) -> list[tuple[int, int]]:
         """Where a text has control strings, or has the beginning of one at its end or the end of one at its beginning.
@@ -219,6 +237,18 @@ def _texts(message: Message) -> list[str]:
     for call in message.tool_calls:
         texts.append(call.id)
         map_call_texts(call, note)
+    return texts
+
+
+def _tool_texts(tool: Tool) -> list[str]:
+    """Every text of a tool that a chat template can write."""
+    texts = [tool.name]
+
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    map_tool_texts(tool, note)
     return texts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .tokenizer import Tokenizer
 
@@ -32,16 +32,20 @@ class IncrementalDetokenizer:
 
     Args:
         tokenizer: Of the model; special tokens are left out of the text.
+        shown: Special tokens that are not left out, with their texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown or {}
         self._window: list[int] = []
         # Characters of the window's text that have been emitted, or that came before it.
         self._num_emitted = 0
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens and return the characters that they complete, possibly none."""
+        if self._shown and not self._shown.keys().isdisjoint(token_ids):
+            return "".join(map(self._append_one, token_ids))
         new = [token_id for token_id in token_ids if self._tokenizer.has_text(token_id)]
         if not new:
             return ""
@@ -63,6 +67,14 @@ class IncrementalDetokenizer:
         rest = text[self._num_emitted :]
         self._num_emitted = len(text)
         return rest
+
+    def _append_one(self, token_id: int) -> str:
+        if token_id not in self._shown:
+            return self.append([token_id])
+        # A text of its own: it ends the one before it.
+        text = self.flush() + self._shown[token_id]
+        self._window, self._num_emitted = [], 0
+        return text
 
     def _cut_window(self, *, num_held: int) -> None:
         """Keep the window's end; its last ``num_held`` characters are still to be emitted."""

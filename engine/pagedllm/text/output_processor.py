@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..api import ToolCallDelta
 from .detokenizer import IncrementalDetokenizer
 from .tokenizer import Tokenizer
 
@@ -13,10 +14,17 @@ __all__ = ["OutputText", "TextDelta"]
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text, and the stop string that ended it, if one did."""
+    """New text, and the stop string that ended it, if one did.
+
+    Args:
+        reasoning: New thoughts, which are no part of the text.
+        tool_calls: What is new of calls.
+    """
 
     text: str
     stop: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class OutputText:
@@ -27,10 +35,11 @@ class OutputText:
     Args:
         tokenizer: Decodes the tokens.
         stop: Strings that end the text; it is cut right before the one that completes first.
+        shown: Special tokens that are not left out of it, with their texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], shown: Mapping[int, str] | None = None) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown)
         self._stop = stop
         self._held = ""
 

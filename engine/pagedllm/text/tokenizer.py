@@ -11,13 +11,14 @@ from typing import Any
 import tokenizers
 import transformers
 
-from ..api import Message, ToolCall
+from ..api import Message, Tool, ToolCall
 from ..errors import InvalidRequestError, ModelFileError, UnsupportedModelError
 from ..files.description import read_eos_token_ids
 from ..files.locate import ModelFiles
 from .chat_template import ChatTemplate, read_chat_template
 from .control_tokens import ControlTokens
 from .gguf_tokenizer import load_gguf_tokenizer
+from .tool_syntax import ToolSyntax
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -74,6 +75,7 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self._backend = backend
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # Only SentencePiece vocabularies spell bytes like this; elsewhere it would be a text like any other.
         self._byte_ids = frozenset(token_id for token, token_id in vocab.items() if _BYTE_TOKEN.fullmatch(token))
@@ -128,6 +130,7 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         parse_special_tokens: bool = False,
@@ -136,6 +139,7 @@ class Tokenizer:
 
         Args:
             messages: The chat, oldest first.
+            tools: What the model is told that it may call.
             add_generation_prompt: End with the opening of an assistant's turn.
             continue_final_message: End with the exact text of the last message, its turn left open.
             parse_special_tokens: Control tokens written in messages become their ids; else they stay plain text.
@@ -147,21 +151,41 @@ class Tokenizer:
         # The same for each rendering of this chat.
         now = datetime.now()
 
-        def render(chat: Sequence[Message]) -> str:
+        def render(chat: Sequence[Message], tools: Sequence[Tool]) -> str:
             return self._template.render(
                 chat,
+                tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 now=now,
             )
 
-        if not parse_special_tokens and self._control_tokens.may_be_in_chat(messages):
-            return self._control_tokens.encode_chat(messages, render)
-        return self.encode(render(messages), add_special_tokens=False)
+        if not parse_special_tokens and self._control_tokens.may_be_in_chat(messages, tools):
+            return self._control_tokens.encode_chat(messages, render, tools)
+        return self.encode(render(messages, tools), add_special_tokens=False)
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token takes part in ``decode`` with special tokens skipped."""
         return token_id not in self._special_ids and bool(self._backend.id_to_token(token_id))
+
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """How the chat template writes calls; None if that is no way that is known here."""
+        return self._template.tool_syntax
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the chat template has to do with thoughts in tags."""
+        return self._template.shows_thoughts
+
+    def added_token_id(self, text: str) -> int | None:
+        """The added token that is exactly this text, special or not."""
+        return self._added_ids.get(text)
+
+    def to_json(self) -> str:
+        """The tokenizer as a ``tokenizer.json``."""
+        text: str = self._backend.to_str()
+        return text
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is a SentencePiece byte, whose text depends on the whole run of bytes around it."""

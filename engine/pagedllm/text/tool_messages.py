@@ -6,15 +6,37 @@ import dataclasses
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..api import Message, ToolCall
+from ..api import Message, Tool, ToolCall
 from .template_sandbox import TemplateRefusalError
 
-__all__ = ["ToolForm", "find_tool_form", "has_tools", "map_call_texts", "template_messages", "write_out_tools"]
+__all__ = [
+    "ToolForm",
+    "add_tool_prompt",
+    "find_tool_form",
+    "has_tools",
+    "map_call_texts",
+    "map_tool_texts",
+    "shows_tools",
+    "template_messages",
+    "template_tools",
+    "write_out_tools",
+]
 
+_PROMPT = """# Tools
+
+You may call functions to help with the user's request. Their signatures are within <tools></tools> tags:
+<tools>
+{signatures}
+</tools>
+
+For each call, write a JSON object with the function's name and arguments within <tool_call></tool_call> tags:
+<tool_call>
+{{"name": <name>, "arguments": <arguments>}}
+</tool_call>"""
 # Arguments nested deeper are passed on as the text that they are.
 _MAX_DEPTH = 64
 
@@ -81,6 +103,54 @@ def write_out_tools(messages: Iterable[Message]) -> list[Message]:
     return written
 
 
+def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as a chat template sees them."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
+        }
+        for tool in tools
+    ]
+
+
+def add_tool_prompt(messages: Sequence[Message], tools: Iterable[Tool], *, as_system: bool) -> list[Message]:
+    """The chat with what the model has to know of tools in its texts, the way Hermes models have it.
+
+    Args:
+        messages: At least one.
+        tools: What the model may call.
+        as_system: Into the system's message at the beginning, which is made if there is none; else into the first
+            message that is the user's.
+    """
+    text = _PROMPT.format(signatures="\n".join(_to_json(item) for item in template_tools(tools)))
+    first, *rest = messages
+    if as_system:
+        if first.role == "system":
+            return [_with_content(first, f"{first.content}\n\n{text}"), *rest]
+        return [Message(role="system", content=text), *messages]
+    places = [place for place, message in enumerate(messages) if message.role == "user"]
+    place = places[0] if places else 0
+    message = messages[place]
+    changed = list(messages)
+    changed[place] = _with_content(message, f"{text}\n\n{message.content}")
+    return changed
+
+
+def shows_tools(render: Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]) -> bool:
+    """Find out whether a template shows a tool's name, description and parameters.
+
+    Args:
+        render: Renders messages and tools; is empty where the template fails or refuses.
+    """
+    marks = _random_words()
+    name, description, parameter = next(marks), next(marks), next(marks)
+    schema = {"type": "object", "properties": {parameter: {"type": "string", "description": description}}}
+    tool = Tool(name=name, description=description, parameters=schema)
+    text = render(template_messages([Message(role="user", content="x")], ToolForm()), template_tools([tool]))
+    return all(word in text for word in (name, description, parameter))
+
+
 def find_tool_form(render: Callable[[list[dict[str, Any]]], str]) -> ToolForm | None:
     """Find out whether a template shows calls, their arguments and the answers, and in which form it wants them.
 
@@ -120,6 +190,16 @@ def map_call_texts(call: ToolCall, change: Callable[[str], str]) -> ToolCall:
     return dataclasses.replace(
         call, name=change(call.name), arguments=changed if isinstance(changed, str) else _to_json(changed)
     )
+
+
+def map_tool_texts(tool: Tool, change: Callable[[str], str]) -> Tool:
+    """The tool with every text in it changed, but for its name, which the model has to write."""
+    parameters = _map_strings(tool.schema, change)
+    return dataclasses.replace(tool, description=change(tool.description), parameters=parameters)
+
+
+def _with_content(message: Message, content: str) -> Message:
+    return Message(role=message.role, content=content, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id)
 
 
 def _call_fields(call: ToolCall, form: ToolForm) -> dict[str, Any]:

@@ -63,7 +63,14 @@ def kind_of(request: GenerateRequest) -> Kind:
 
 
 def encode_call(request: GenerateRequest, *, model: str | None = None, stream: bool = False) -> dict[str, Any]:
-    """The body that asks for this one request, and for all that it takes to rebuild its answer."""
+    """The body that asks for this one request, and for all that it takes to rebuild its answer.
+
+    Raises:
+        InvalidRequestError: It wants what does not go over the wire yet.
+    """
+    if request.tools or request.structured_output is not None:
+        param = "tools" if request.tools else "structured_output"
+        raise InvalidRequestError(f"{param} works with an engine in this process only, so far", param=param)
     kind = kind_of(request)
     body: dict[str, Any] = {} if model is None else {"model": model}
     if request.messages is None:
