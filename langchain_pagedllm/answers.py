@@ -10,7 +10,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from pagedllm.api import Choice, Chunk, RequestOutput, Timings, TokenLogprob, Usage
+from pagedllm.api import Choice, Chunk, RequestOutput, TokenLogprob, Usage
+
+from .hints import to_prefix_cache
 
 __all__ = [
     "PROVIDER",
@@ -26,13 +28,14 @@ PROVIDER = "pagedllm"
 
 
 def to_usage_metadata(usage: Usage) -> UsageMetadata:
-    """Token counts in LangChain's words; ``cache_read`` is what the prefix cache served."""
+    """Token counts in LangChain's words; ``cache_read`` is what the prefix cache served, ``cache_creation`` what it
+    got."""
     # mypy as Python 3.10 does not know the NotRequired that langchain-core takes from typing.
     return UsageMetadata(  # type: ignore[typeddict-item]
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        input_token_details={"cache_read": usage.cached_tokens},
+        input_token_details={"cache_read": usage.cached_tokens, "cache_creation": usage.cache_creation_tokens},
     )
 
 
@@ -44,20 +47,25 @@ def to_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
     return {"logprobs": {"content": content}}
 
 
-def to_response_metadata(
-    end: Chunk | Choice, *, request_id: str, timings: Timings | None, model_name: str
-) -> dict[str, Any]:
-    """What is told about an answer once, at its end: who gave it, why it ended, where the time went."""
+def to_response_metadata(end: Chunk | Choice, answer: Chunk | RequestOutput, *, model_name: str) -> dict[str, Any]:
+    """What is told about an answer once, at its end: who gave it, why it ended, where the time went.
+
+    Args:
+        end: Of one choice.
+        answer: That of the whole request; of a stream, its last chunk.
+    """
     metadata: dict[str, Any] = {
         "model_name": model_name,
         "model_provider": PROVIDER,
         "finish_reason": end.finish_reason,
-        "request_id": request_id,
+        "request_id": answer.request_id,
     }
     if end.stop_reason is not None:
         metadata["stop_reason"] = end.stop_reason
-    if timings is not None:
-        metadata["timings"] = dataclasses.asdict(timings)
+    if answer.timings is not None:
+        metadata["timings"] = dataclasses.asdict(answer.timings)
+    if answer.usage is not None:
+        metadata["prefix_cache"] = to_prefix_cache(answer.usage, answer.hints)
     return metadata
 
 
@@ -65,9 +73,7 @@ def to_chat_result(output: RequestOutput, *, model_name: str) -> ChatResult:
     """Convert a whole answer, one generation for each choice."""
     generations = []
     for choice in output.choices:
-        metadata = to_response_metadata(
-            choice, request_id=output.request_id, timings=output.timings, model_name=model_name
-        )
+        metadata = to_response_metadata(choice, output, model_name=model_name)
         metadata |= to_logprobs(choice.logprobs)
         # LangChain adds up the usage of all generations, so the request's is on the first alone.
         usage = to_usage_metadata(output.usage) if choice.index == 0 else None
@@ -89,7 +95,7 @@ def to_chat_chunks(chunk: Chunk, *, model_name: str, stream_usage: bool) -> Iter
         yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
     if chunk.finish_reason is None:
         return
-    metadata = to_response_metadata(chunk, request_id=chunk.request_id, timings=chunk.timings, model_name=model_name)
+    metadata = to_response_metadata(chunk, chunk, model_name=model_name)
     usage = to_usage_metadata(chunk.usage) if stream_usage and chunk.usage is not None else None
     end = AIMessageChunk(content="", response_metadata=metadata, usage_metadata=usage, chunk_position="last")
     yield ChatGenerationChunk(message=end, generation_info=dict(metadata))

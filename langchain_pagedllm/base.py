@@ -15,14 +15,15 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 from typing_extensions import Self
 
-from pagedllm.api import CacheHints, Chunk, GenerateRequest, RequestOutput, SamplingParams
+from pagedllm.api import CacheHints, Chunk, GenerateRequest, RequestOutput, Retain, SamplingParams
 from pagedllm.errors import InvalidRequestError, PagedLLMError
 
 from .backend import BackendModel
 from .deadline import Deadline, loop_time_limit, time_limit
 from .errors import as_langchain_error
+from .hints import read_ttl
 
-__all__ = ["CALL_FIELDS", "PagedModel"]
+__all__ = ["CALL_FIELDS", "SILENT_FIELDS", "PagedModel", "hidden_salt"]
 
 _ALIASES = {
     "model": "model_name",
@@ -32,7 +33,10 @@ _ALIASES = {
 }
 # Prompt log probabilities have no place in LangChain's results.
 _SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name != "prompt_logprobs")
-CALL_FIELDS = ("model_name", *_SAMPLING_FIELDS, "top_logprobs", "cache_salt", "timeout", "stream_usage")
+_HINT_FIELDS = ("cache_salt", "cache_control", "prompt_cache_key", "priority")
+CALL_FIELDS = ("model_name", *_SAMPLING_FIELDS, "top_logprobs", *_HINT_FIELDS, "timeout", "stream_usage")
+# Fields that never change an answer.
+SILENT_FIELDS = frozenset({"cache_control", "prompt_cache_key", "priority", "timeout", "stream_usage"})
 # What LangChain itself passes through to the hooks, for itself or for tracing.
 _LANGCHAIN_OPTIONS = frozenset(
     {"ls_structured_output_format", "run_id", "run_name", "stream", "structured_output_format"}
@@ -82,6 +86,16 @@ class PagedModel(BackendModel):
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
 
+    cache_control: dict[str, Any] | None = None
+    """Keep the KV of whole prompts for a while: ``{"type": "ephemeral", "ttl": "5m"}``, ``"1h"`` or seconds. In a
+    chat, the same beside a text part (``{"type": "text", "text": ..., "cache_control": ...}``) keeps it up to there."""
+
+    prompt_cache_key: str | None = None
+    """Names a group of requests that share a prefix, such as a conversation."""
+
+    priority: int | None = None
+    """Lower is sooner, if the engine's ``scheduling_policy`` is ``"priority"``. None: 0."""
+
     streaming: bool | None = None
     """True: ``invoke`` streams inside, so that callbacks see tokens. False: never stream. None: as the caller needs."""
 
@@ -110,7 +124,7 @@ class PagedModel(BackendModel):
     def _check_arguments(self) -> Self:
         self._sampling_params()
         self._check_timeout()
-        CacheHints(salt=self.cache_salt)
+        self._cache_hints()
         return self
 
     @property
@@ -126,8 +140,8 @@ class PagedModel(BackendModel):
         params["stop"] = self._stop_list(None)
         params["top_logprobs"] = self.top_logprobs
         if self.cache_salt is not None:
-            # Who asks for isolation wants it of cached responses too; the salt itself must not reach a trace.
-            params["cache_salt_sha256"] = hashlib.sha256(self.cache_salt.encode()).hexdigest()
+            # Who asks for isolation wants it of cached responses too.
+            params |= hidden_salt(self.cache_salt)
         return {**params, **self._engine_params()}
 
     # --- From fields and call options to a request ---
@@ -175,9 +189,18 @@ class PagedModel(BackendModel):
             return 0
         return None if self.logprobs is False else self.logprobs
 
-    def _request(self, **content: Any) -> GenerateRequest:
+    def _cache_hints(self, retain: Sequence[Retain] = ()) -> CacheHints:
+        whole = () if self.cache_control is None else (Retain(ttl_s=read_ttl(self.cache_control)),)
+        return CacheHints(
+            salt=self.cache_salt,
+            retain=(*retain, *whole),
+            priority=0 if self.priority is None else self.priority,
+            prefix_key=self.prompt_cache_key,
+        )
+
+    def _request(self, *, retain: Sequence[Retain] = (), **content: Any) -> GenerateRequest:
         """A request of this model's sampling and hints, for ``prompt=`` or ``messages=``."""
-        return GenerateRequest(**content, sampling=self._sampling_params(), hints=CacheHints(salt=self.cache_salt))
+        return GenerateRequest(**content, sampling=self._sampling_params(), hints=self._cache_hints(retain))
 
     def _check_timeout(self) -> None:
         # A call's value has not been through pydantic.
@@ -226,6 +249,11 @@ class PagedModel(BackendModel):
         finally:
             if (aclose := getattr(stream, "aclose", None)) is not None:
                 await aclose()
+
+
+def hidden_salt(salt: str) -> dict[str, str]:
+    """An entry of metadata that tells salts apart; a salt itself must not reach a trace."""
+    return {"cache_salt_sha256": hashlib.sha256(salt.encode()).hexdigest()}
 
 
 def _listed(fields: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, ClassVar
 
@@ -20,17 +20,18 @@ from pagedllm.api import GenerateRequest
 from pagedllm.errors import InvalidRequestError
 
 from .answers import PROVIDER, to_chat_chunks, to_chat_result
-from .base import CALL_FIELDS, PagedModel
+from .base import CALL_FIELDS, SILENT_FIELDS, hidden_salt
 from .concurrency import with_max_concurrency
 from .errors import langchain_errors
-from .messages import to_messages
+from .messages import to_chat
+from .prefix import PrefixMethods
 
 __all__ = ["ChatPagedLLM"]
 
 _CHAT_FIELDS = ("parse_special_tokens", "continue_final_message", "add_generation_prompt")
 
 
-class ChatPagedLLM(PagedModel, BaseChatModel):
+class ChatPagedLLM(PrefixMethods, BaseChatModel):
     """Chat model over a paged-attention engine, in this process or behind a URL.
 
     Instantiate:
@@ -52,8 +53,19 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         ``temperature, max_tokens (max_completion_tokens), min_tokens, top_p, top_k, min_p, presence_penalty,
         frequency_penalty, repetition_penalty, logit_bias, seed, stop (stop_sequences), stop_token_ids, ignore_eos, n,
         logprobs, top_logprobs``, here or per call: ``model.invoke(text, max_tokens=5)``, ``model.bind(seed=1)``. A
-        call's value wins; None means not given. ``cache_salt``, ``timeout``, ``stream_usage`` and ``model`` may be
+        call's value wins; None means not given. ``timeout``, ``stream_usage``, ``model`` and the cache hints may be
         given per call too. An option that is unknown is an error that names it.
+
+    Cache hints:
+        .. code-block:: python
+
+            document = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+            model.invoke([SystemMessage([document]), HumanMessage("And?")])  # kept up to the document's end
+
+        ``cache_control`` as a field or per call keeps whole prompts; ``cache_salt``, ``prompt_cache_key`` and
+        ``priority`` likewise. Hints change when something is computed and how long it is kept, never the answer.
+        ``warm_prefix(messages)``, ``match_prefix(messages)`` and ``cache_stats()``, and their async twins, look
+        into the cache and fill it.
 
     Chat template:
         ``parse_special_tokens`` (False: control tokens written in messages are plain text), ``continue_final_message``
@@ -82,13 +94,15 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
         Leaving a stream early, or cancelling an async call, aborts the request in the engine.
 
     Usage metadata:
-        ``input_tokens, output_tokens, total_tokens`` and ``input_token_details["cache_read"]``, the prompt tokens
-        whose KV was found in the prefix cache; in a stream on its last chunk.
+        ``input_tokens, output_tokens, total_tokens`` and ``input_token_details``: ``cache_read``, the prompt tokens
+        whose KV was found in the prefix cache, and ``cache_creation``, those whose KV was added to it; in a stream on
+        its last chunk.
 
     Response metadata:
         ``model_name, model_provider, finish_reason ("stop", "length", "abort"), stop_reason`` (the stop string or
-        token id that ended the text, if one did), ``request_id``, ``timings`` (``queue_s, ttft_s, total_s``) and, if
-        asked for, ``logprobs`` as OpenAI's chat API has them.
+        token id that ended the text, if one did), ``request_id``, ``timings`` (``queue_s, ttft_s, total_s``),
+        ``prefix_cache`` (``cached_tokens, created_tokens`` and ``hints``, what became of each) and, if asked for,
+        ``logprobs`` as OpenAI's chat API has them.
 
     Raises:
         pydantic.ValidationError: From the constructor, naming the argument. It is a ``ValueError``.
@@ -121,12 +135,18 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
 
     def _chat_request(self, messages: Sequence[BaseMessage]) -> GenerateRequest:
         opens_turn = self.add_generation_prompt
+        chat = to_chat(messages)
         return self._request(
-            messages=to_messages(messages),
+            messages=chat.messages,
+            retain=chat.retain,
             parse_special_tokens=self.parse_special_tokens,
             continue_final_message=self.continue_final_message,
             add_generation_prompt=not self.continue_final_message if opens_turn is None else opens_turn,
         )
+
+    def _prefix_request(self, prefix: LanguageModelInput) -> GenerateRequest:
+        closed = self.model_copy(update={"add_generation_prompt": self.add_generation_prompt or False})
+        return closed._chat_request(self._convert_input(prefix).to_messages())
 
     # --- The four hooks ---
 
@@ -257,9 +277,20 @@ class ChatPagedLLM(PagedModel, BaseChatModel):
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         # LangChain would put the call's None over the constructor's stop: in the trace and in the cache key.
-        return super()._get_invocation_params(stop=self._stop_list(stop), **kwargs)
+        return super()._get_invocation_params(stop=self._stop_list(stop), **_with_hidden_salt(kwargs))
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # The key of the response cache: calls that differ only in when they are computed have the same answer.
+        told = {name: value for name, value in kwargs.items() if name not in SILENT_FIELDS}
+        return super()._get_llm_string(stop, **_with_hidden_salt(told))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=self._stop_list(stop), **kwargs)
         params["ls_provider"] = PROVIDER
         return params
+
+
+def _with_hidden_salt(options: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in options.items() if name != "cache_salt"}
+    salt = options.get("cache_salt")
+    return rest if salt is None else rest | hidden_salt(str(salt))

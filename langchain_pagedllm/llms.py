@@ -19,18 +19,18 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 import langchain_pagedllm
-from pagedllm.api import Chunk, RequestOutput
+from pagedllm.api import Chunk, GenerateRequest, RequestOutput
 from pagedllm.errors import InvalidRequestError
 
 from .answers import PROVIDER, to_logprobs, to_response_metadata, to_usage_metadata
-from .base import PagedModel
 from .concurrency import with_max_concurrency
 from .errors import langchain_errors
+from .prefix import PrefixMethods
 
 __all__ = ["PagedLLM"]
 
 
-class PagedLLM(PagedModel, BaseLLM):
+class PagedLLM(PrefixMethods, BaseLLM):
     """Completion model over a paged-attention engine, here or behind a URL: the prompt is continued as it is.
 
     Fields, call options and errors are those of ``ChatPagedLLM``.
@@ -58,6 +58,9 @@ class PagedLLM(PagedModel, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "pagedllm"
+
+    def _prefix_request(self, prefix: LanguageModelInput) -> GenerateRequest:
+        return self._request(prompt=self._convert_input(prefix).to_string())
 
     # --- The four hooks ---
 
@@ -244,7 +247,7 @@ def _to_generations(output: RequestOutput, model_name: str) -> list[Generation]:
     """One generation for each choice; the request's usage is on the first."""
     generations = []
     for choice in output.choices:
-        info = to_response_metadata(choice, request_id=output.request_id, timings=output.timings, model_name=model_name)
+        info = to_response_metadata(choice, output, model_name=model_name)
         info |= to_logprobs(choice.logprobs)
         if choice.index == 0:
             info["usage_metadata"] = to_usage_metadata(output.usage)
@@ -259,7 +262,7 @@ def _to_generation_chunks(chunk: Chunk, model_name: str, stream_usage: bool) -> 
         yield GenerationChunk(text=chunk.text, generation_info=logprobs or None)
     if chunk.finish_reason is None:
         return
-    info = to_response_metadata(chunk, request_id=chunk.request_id, timings=chunk.timings, model_name=model_name)
+    info = to_response_metadata(chunk, chunk, model_name=model_name)
     if stream_usage and chunk.usage is not None:
         info["usage_metadata"] = to_usage_metadata(chunk.usage)
     yield GenerationChunk(text="", generation_info=info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import (
@@ -15,10 +16,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from pagedllm.api import Message, ToolCall
+from pagedllm.api import Message, Retain, ToolCall
 from pagedllm.errors import InvalidRequestError
 
-__all__ = ["to_messages"]
+from .hints import breakpoint_ttl
+
+__all__ = ["Chat", "to_chat"]
 
 _ROLES = ((SystemMessage, "system"), (HumanMessage, "user"), (AIMessage, "assistant"), (ToolMessage, "tool"))
 # What a model thought in an earlier turn; chat templates do not expect it back.
@@ -27,7 +30,15 @@ _DROPPED_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _CALL_PARTS = frozenset({"tool_call", "invalid_tool_call", "tool_use", "function_call"})
 
 
-def to_messages(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """A chat as the engine takes it, and the places up to which its ``cache_control`` asks to keep it."""
+
+    messages: tuple[Message, ...]
+    retain: tuple[Retain, ...]
+
+
+def to_chat(messages: Sequence[BaseMessage]) -> Chat:
     """Convert a chat.
 
     Neighbours of one role become one message, joined by a newline as ``merge_message_runs`` does: many chat templates
@@ -41,6 +52,7 @@ def to_messages(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
         InvalidRequestError: Naming the message type or the content part that cannot be given to the model.
     """
     merged: list[Message] = []
+    retain: list[Retain] = []
     for message in messages:
         turn = Message(
             role=_role(message),
@@ -49,10 +61,18 @@ def to_messages(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
             tool_call_id=message.tool_call_id if isinstance(message, ToolMessage) else None,
         )
         if merged and merged[-1].role == turn.role != "tool" and not merged[-1].tool_calls:
-            text = "\n".join(text for text in (merged.pop().content, turn.content) if text)
+            before = merged.pop().content
+            text = "\n".join(text for text in (before, turn.content) if text)
+            num_before = len(text) - len(turn.content)
             turn = Message(role=turn.role, content=text, tool_calls=turn.tool_calls)
+        else:
+            num_before = 0
+        retain += [
+            Retain(message_index=len(merged), num_chars=num_before + num_chars, ttl_s=ttl_s)
+            for num_chars, ttl_s in _breakpoints(message)
+        ]
         merged.append(turn)
-    return tuple(merged)
+    return Chat(messages=tuple(merged), retain=tuple(retain))
 
 
 def _role(message: BaseMessage) -> str:
@@ -94,6 +114,22 @@ def _content(message: BaseMessage) -> Any:
     if not isinstance(content, list):
         return content
     return [part for part in content if not (isinstance(part, Mapping) and _is_dropped(part, message))]
+
+
+def _breakpoints(message: BaseMessage) -> list[tuple[int, float]]:
+    """Where ``cache_control`` stands: after how many characters of the message's text, and its seconds."""
+    if not isinstance(message.content, list):
+        return []
+    places, num_chars = [], 0
+    for part in message.content:
+        if isinstance(part, str):
+            num_chars += len(part)
+            continue
+        if part.get("type", "text") == "text":
+            num_chars += len(part.get("text") or "")
+        if (ttl_s := breakpoint_ttl(part)) is not None:
+            places.append((num_chars, ttl_s))
+    return places
 
 
 def _is_dropped(part: Mapping[str, Any], message: BaseMessage) -> bool:

@@ -71,11 +71,11 @@ def test_cache_read_is_the_engines_prefix_hit(chat: ChatPagedLLM) -> None:
     first, second = chat.invoke(prompt).usage_metadata, chat.invoke(prompt).usage_metadata
     assert first is not None
     assert second is not None
-    assert first["input_token_details"] == {"cache_read": 0}
+    assert first["input_token_details"] == {"cache_read": 0, "cache_creation": 0}
     assert 0 < second["input_token_details"]["cache_read"] < second["input_tokens"]
     salted = chat.invoke(prompt, cache_salt="tenant").usage_metadata
     assert salted is not None
-    assert salted["input_token_details"] == {"cache_read": 0}
+    assert salted["input_token_details"] == {"cache_read": 0, "cache_creation": 0}
 
 
 async def test_chunks(chat: ChatPagedLLM) -> None:

@@ -18,13 +18,13 @@ from langchain_core.messages import (
 )
 
 from langchain_pagedllm import ChatPagedLLM, PagedLLM
-from langchain_pagedllm.messages import to_messages
+from langchain_pagedllm.messages import to_chat
 from pagedllm.api import Message, ToolCall
 from pagedllm.errors import InvalidRequestError
 
 
 def converted(*messages: BaseMessage) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in to_messages(messages)]
+    return [(message.role, message.content) for message in to_chat(messages).messages]
 
 
 def test_roles() -> None:
@@ -35,7 +35,7 @@ def test_roles() -> None:
         ChatMessage(role="critic", content="c"),
     ]
     assert converted(*messages) == [("system", "s"), ("user", "h"), ("assistant", "a"), ("critic", "c")]
-    assert isinstance(to_messages(messages)[0], Message)
+    assert isinstance(to_chat(messages).messages[0], Message)
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
@@ -75,7 +75,7 @@ def test_content(content: Any, text: str) -> None:
 
 def test_row_46_half_an_emoji() -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\.content.*surrogate at position 2"):
-        to_messages([HumanMessage("x \ud83d")])
+        to_chat([HumanMessage("x \ud83d")])
 
 
 def test_content_none_is_empty() -> None:
@@ -107,7 +107,7 @@ def test_content_none_is_empty() -> None:
 def test_what_cannot_be_said_is_named(message: BaseMessage, named: str) -> None:
     """A part that is dropped in silence makes the model answer another question."""
     with pytest.raises(InvalidRequestError, match=named):
-        to_messages([message])
+        to_chat([message])
 
 
 CALL = {"name": "get_weather", "args": {"city": "Łódź"}, "id": "call_1"}
@@ -116,14 +116,14 @@ ASKED = ToolCall(id="call_1", name="get_weather", arguments='{"city": "Łódź"}
 
 def test_tool_calls_and_answers() -> None:
     """Answers keep apart, each with the id of its call; an error is an answer like any other."""
-    got = to_messages(
+    got = to_chat(
         [
             AIMessage("Let me see.", tool_calls=[CALL, {"name": "now", "args": {}, "id": None}]),
             ToolMessage([{"type": "text", "text": "sunny"}, "!"], tool_call_id="call_1", artifact=object()),
             ToolMessage("no clock", tool_call_id="call_2", status="error", name="now"),
             ToolMessage("", tool_call_id="call_3"),
         ]
-    )
+    ).messages
     assert got == (
         Message(
             role="assistant",
@@ -139,7 +139,7 @@ def test_tool_calls_and_answers() -> None:
 def test_calls_that_langchain_could_not_parse_are_kept() -> None:
     """The model must see what it wrote, or it cannot mend it."""
     broken = {"name": "f", "args": '{"a": ', "id": "call_2", "error": "no JSON"}
-    [got] = to_messages([AIMessage("", tool_calls=[CALL], invalid_tool_calls=[broken])])
+    [got] = to_chat([AIMessage("", tool_calls=[CALL], invalid_tool_calls=[broken])]).messages
     assert got.tool_calls == (ASKED, ToolCall(id="call_2", name="f", arguments='{"a": '))
 
 
@@ -153,14 +153,14 @@ def test_calls_that_langchain_could_not_parse_are_kept() -> None:
 )
 def test_calls_are_not_written_twice(part: dict[str, Any]) -> None:
     """Histories of other models have them among the parts of the content as well."""
-    [got] = to_messages([AIMessage([{"type": "text", "text": "a"}, part], tool_calls=[CALL])])
+    [got] = to_chat([AIMessage([{"type": "text", "text": "a"}, part], tool_calls=[CALL])]).messages
     assert got == Message(role="assistant", content="a", tool_calls=[ASKED])
 
 
 def test_nothing_is_joined_to_a_turn_with_calls() -> None:
     """Text that came after them would move before them."""
     calling = AIMessage("b", tool_calls=[CALL])
-    got = to_messages([AIMessage("a"), calling, AIMessage("c"), AIMessage("d")])
+    got = to_chat([AIMessage("a"), calling, AIMessage("c"), AIMessage("d")]).messages
     assert got == (
         Message(role="assistant", content="a\nb", tool_calls=[ASKED]),
         Message(role="assistant", content="c\nd"),

@@ -339,7 +339,7 @@ def test_server_without_our_fields() -> None:
     assert message.text == "Hello!"
     assert message.response_metadata["model_name"] == "org/m"
     assert message.usage_metadata is not None
-    assert message.usage_metadata["input_token_details"] == {"cache_read": 0}
+    assert message.usage_metadata["input_token_details"] == {"cache_read": 0, "cache_creation": 0}
     assert server.exchanges[1].body["model"] == "org/m"
 
 
