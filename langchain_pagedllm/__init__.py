@@ -10,14 +10,39 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .cancellation import CancelScope, cancel_scope
     from .chat_models import ChatPagedLLM
     from .llms import PagedLLM
+    from .middleware import PagedLLMPromptCachingMiddleware
+    from .rag import CacheAwareDocumentOrder, PrefixStableRAGPrompt, create_paged_rag_chain
+    from .registration import register
 
     __version__: str
 
-__all__ = ["ChatPagedLLM", "PagedLLM", "__version__"]
+__all__ = [
+    "CacheAwareDocumentOrder",
+    "CancelScope",
+    "ChatPagedLLM",
+    "PagedLLM",
+    "PagedLLMPromptCachingMiddleware",
+    "PrefixStableRAGPrompt",
+    "__version__",
+    "cancel_scope",
+    "create_paged_rag_chain",
+    "register",
+]
 
-_MODULES = {"ChatPagedLLM": ".chat_models", "PagedLLM": ".llms"}
+_MODULES = {
+    "CacheAwareDocumentOrder": ".rag",
+    "CancelScope": ".cancellation",
+    "ChatPagedLLM": ".chat_models",
+    "PagedLLM": ".llms",
+    "PagedLLMPromptCachingMiddleware": ".middleware",
+    "PrefixStableRAGPrompt": ".rag",
+    "cancel_scope": ".cancellation",
+    "create_paged_rag_chain": ".rag",
+    "register": ".registration",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,11 @@ from pagedllm.api import CacheHints, Chunk, GenerateRequest, RequestOutput, Reta
 from pagedllm.errors import InvalidRequestError, PagedLLMError
 
 from .backend import BackendModel
+from .cancellation import cancellable
 from .deadline import Deadline, loop_time_limit, time_limit
 from .errors import as_langchain_error
 from .hints import read_ttl
+from .output_format import to_structured_output
 
 __all__ = ["CALL_FIELDS", "SILENT_FIELDS", "PagedModel", "hidden_salt"]
 
@@ -34,7 +36,10 @@ _ALIASES = {
 # Prompt log probabilities have no place in LangChain's results.
 _SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name != "prompt_logprobs")
 _HINT_FIELDS = ("cache_salt", "cache_control", "prompt_cache_key", "priority")
-CALL_FIELDS = ("model_name", *_SAMPLING_FIELDS, "top_logprobs", *_HINT_FIELDS, "timeout", "stream_usage")
+CALL_FIELDS = (
+    *("model_name", *_SAMPLING_FIELDS, "top_logprobs", "structured_outputs"),
+    *(*_HINT_FIELDS, "timeout", "stream_usage"),
+)
 # Fields that never change an answer.
 SILENT_FIELDS = frozenset({"cache_control", "prompt_cache_key", "priority", "timeout", "stream_usage"})
 # What LangChain itself passes through to the hooks, for itself or for tracing.
@@ -83,6 +88,10 @@ class PagedModel(BackendModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
 
+    structured_outputs: dict[str, Any] | None = None
+    """What a whole answer must be, in vLLM's words: one of ``{"json": schema}``, ``{"regex": ...}``, ``{"choice":
+    [...]}`` and ``{"grammar": ...}``."""
+
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
 
@@ -125,6 +134,7 @@ class PagedModel(BackendModel):
         self._sampling_params()
         self._check_timeout()
         self._cache_hints()
+        to_structured_output(None, self.structured_outputs)
         return self
 
     @property
@@ -139,6 +149,7 @@ class PagedModel(BackendModel):
         params.update({name: getattr(self, name) for name in _SAMPLING_FIELDS})
         params["stop"] = self._stop_list(None)
         params["top_logprobs"] = self.top_logprobs
+        params["structured_outputs"] = self.structured_outputs
         if self.cache_salt is not None:
             # Who asks for isolation wants it of cached responses too.
             params |= hidden_salt(self.cache_salt)
@@ -198,9 +209,16 @@ class PagedModel(BackendModel):
             prefix_key=self.prompt_cache_key,
         )
 
-    def _request(self, *, retain: Sequence[Retain] = (), **content: Any) -> GenerateRequest:
-        """A request of this model's sampling and hints, for ``prompt=`` or ``messages=``."""
-        return GenerateRequest(**content, sampling=self._sampling_params(), hints=self._cache_hints(retain))
+    def _request(
+        self, *, retain: Sequence[Retain] = (), response_format: dict[str, Any] | None = None, **content: Any
+    ) -> GenerateRequest:
+        """A request of this model's sampling, hints and form of the answer, for ``prompt=`` or ``messages=``."""
+        return GenerateRequest(
+            **content,
+            sampling=self._sampling_params(),
+            hints=self._cache_hints(retain),
+            structured_output=to_structured_output(response_format, self.structured_outputs),
+        )
 
     def _check_timeout(self) -> None:
         # A call's value has not been through pydantic.
@@ -213,13 +231,13 @@ class PagedModel(BackendModel):
     def _outputs(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         """Answer all requests at once; the first error among them is raised."""
         engine = self._get_engine()
-        with time_limit(engine, requests, self.timeout) as deadline:
+        with cancellable(engine, requests), time_limit(engine, requests, self.timeout) as deadline:
             answers = engine.generate(requests)
         return [_checked(deadline, answer) for answer in answers]
 
     async def _aoutputs(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         engine = await self._aget_engine()
-        with loop_time_limit(engine, requests, self.timeout) as deadline:
+        with cancellable(engine, requests), loop_time_limit(engine, requests, self.timeout) as deadline:
             answers = await engine.agenerate(requests)
         return [_checked(deadline, answer) for answer in answers]
 
@@ -227,28 +245,30 @@ class PagedModel(BackendModel):
         """Stream an answer; the request is aborted when the generator is closed."""
         _check_one_choice(request)
         engine = self._get_engine()
-        stream = engine.stream(request)
-        try:
-            with time_limit(engine, [request], self.timeout) as deadline:
-                for chunk in stream:
-                    deadline.check(chunk.finish_reason)
-                    yield chunk
-        finally:
-            if (close := getattr(stream, "close", None)) is not None:
-                close()
+        with cancellable(engine, [request]):
+            stream = engine.stream(request)
+            try:
+                with time_limit(engine, [request], self.timeout) as deadline:
+                    for chunk in stream:
+                        deadline.check(chunk.finish_reason)
+                        yield chunk
+            finally:
+                if (close := getattr(stream, "close", None)) is not None:
+                    close()
 
     async def _achunks(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         _check_one_choice(request)
         engine = await self._aget_engine()
-        stream = engine.astream(request)
-        try:
-            with loop_time_limit(engine, [request], self.timeout) as deadline:
-                async for chunk in stream:
-                    deadline.check(chunk.finish_reason)
-                    yield chunk
-        finally:
-            if (aclose := getattr(stream, "aclose", None)) is not None:
-                await aclose()
+        with cancellable(engine, [request]):
+            stream = engine.astream(request)
+            try:
+                with loop_time_limit(engine, [request], self.timeout) as deadline:
+                    async for chunk in stream:
+                        deadline.check(chunk.finish_reason)
+                        yield chunk
+            finally:
+                if (aclose := getattr(stream, "aclose", None)) is not None:
+                    await aclose()
 
 
 def hidden_salt(salt: str) -> dict[str, str]:

@@ -12,10 +12,10 @@ from pagedllm.errors import PagedLLMError
 
 from .errors import RequestTimeoutError
 
-__all__ = ["Deadline", "loop_time_limit", "time_limit"]
+__all__ = ["ABORT_INTERVAL_S", "ABORT_TRIES", "Deadline", "abort_all", "loop_time_limit", "time_limit"]
 
 # An abort may come before the engine has seen the request; it is repeated for a second.
-_ABORT_INTERVAL_S, _ABORT_TRIES = 0.05, 20
+ABORT_INTERVAL_S, ABORT_TRIES = 0.05, 20
 
 
 class Deadline:
@@ -41,9 +41,9 @@ def time_limit(engine: Engine, requests: Sequence[GenerateRequest], timeout: flo
         if done.wait(timeout):
             return
         deadline.expired = True
-        for _ in range(_ABORT_TRIES):
-            _abort_all(engine, requests)
-            if done.wait(_ABORT_INTERVAL_S):
+        for _ in range(ABORT_TRIES):
+            abort_all(engine, requests)
+            if done.wait(ABORT_INTERVAL_S):
                 return
 
     if timeout is not None:
@@ -63,12 +63,12 @@ def loop_time_limit(engine: Engine, requests: Sequence[GenerateRequest], timeout
     def expire(tries_left: int) -> None:
         nonlocal handle
         deadline.expired = True
-        _abort_all(engine, requests)
+        abort_all(engine, requests)
         if tries_left:
-            handle = loop.call_later(_ABORT_INTERVAL_S, expire, tries_left - 1)
+            handle = loop.call_later(ABORT_INTERVAL_S, expire, tries_left - 1)
 
     if timeout is not None:
-        handle = loop.call_later(timeout, expire, _ABORT_TRIES)
+        handle = loop.call_later(timeout, expire, ABORT_TRIES)
     try:
         yield deadline
     finally:
@@ -76,7 +76,8 @@ def loop_time_limit(engine: Engine, requests: Sequence[GenerateRequest], timeout
             handle.cancel()
 
 
-def _abort_all(engine: Engine, requests: Sequence[GenerateRequest]) -> None:
+def abort_all(engine: Engine, requests: Sequence[GenerateRequest]) -> None:
+    """Abort requests; those that the engine does not know, or no longer, are passed over."""
     # An engine that cannot abort has failed, and tells so to whoever waits for the answer.
     with suppress(PagedLLMError):
         for request in requests:

@@ -26,6 +26,7 @@
     ├── EngineDeadError                 EngineDeadError            ModelAPIError (retryable)
     └── ForkedProcessError              ForkedProcessError         ModelAPIError, not retryable
     (none: the adapter's own deadline)  RequestTimeoutError        ModelTimeoutError (retryable)
+    (none: a scope that was cancelled)  RequestCancelledError      ModelError
 
 An error that a server answered with has its answer as ``response``.
 """
@@ -59,6 +60,7 @@ __all__ = [
     "QueueFullError",
     "QueueTimeoutError",
     "RateLimitError",
+    "RequestCancelledError",
     "RequestTimeoutError",
     "ResponseTimeoutError",
     "UnsupportedModelError",
@@ -156,6 +158,10 @@ class ForkedProcessError(EngineError, engine.ForkedProcessError):
 
 class RequestTimeoutError(engine.PagedLLMError, core.ModelTimeoutError):
     """The answer took longer than ``timeout``; the request was aborted."""
+
+
+class RequestCancelledError(engine.PagedLLMError, core.ModelError):
+    """The call began in a ``cancel_scope`` that was cancelled before."""
 
 
 class _OtherError(engine.PagedLLMError, core.ModelError):
