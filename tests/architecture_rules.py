@@ -117,11 +117,14 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
+    "langchain_pagedllm.middleware": ("langchain", "langchain_core", "langgraph"),
+    "langchain_pagedllm.registration": ("langchain",),
     "langchain_pagedllm.profiles": ("tomli",),  # before Python 3.11
 }
 
 # The only imports inside functions: what they name is heavy or optional, and not every process needs it.
 LAZY_DOORS: dict[str, tuple[str, ...]] = {
+    "langchain_pagedllm.registration": ("langchain",),
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.remote", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.files.hub": ("huggingface_hub",),
