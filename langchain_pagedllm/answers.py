@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pagedllm.api import Choice, Chunk, RequestOutput, TokenLogprob, Usage
 
 from .hints import to_prefix_cache
+from .tool_calls import StreamedCalls, to_tool_calls
 
 __all__ = [
     "PROVIDER",
@@ -77,22 +78,45 @@ def to_chat_result(output: RequestOutput, *, model_name: str) -> ChatResult:
         metadata |= to_logprobs(choice.logprobs)
         # LangChain adds up the usage of all generations, so the request's is on the first alone.
         usage = to_usage_metadata(output.usage) if choice.index == 0 else None
-        message = AIMessage(content=choice.text, response_metadata=metadata, usage_metadata=usage)
+        calls, invalid = to_tool_calls(choice)
+        message = AIMessage(
+            content=choice.text,
+            tool_calls=calls,
+            invalid_tool_calls=invalid,
+            additional_kwargs={"reasoning_content": choice.reasoning} if choice.reasoning else {},
+            response_metadata=metadata,
+            usage_metadata=usage,
+        )
         generations.append(ChatGeneration(message=message, generation_info=dict(metadata)))
     return ChatResult(generations=generations)
 
 
-def to_chat_chunks(chunk: Chunk, *, model_name: str, stream_usage: bool) -> Iterator[ChatGenerationChunk]:
-    """Convert a piece of a streamed answer: a chunk of text if there is any, then the end as a chunk of its own.
+def to_chat_chunks(
+    chunk: Chunk, calls: StreamedCalls, *, model_name: str, stream_usage: bool
+) -> Iterator[ChatGenerationChunk]:
+    """Convert a piece of a streamed answer: reasoning, text and calls in chunks of their own, then the end.
 
     LangChain adds chunks up, scalars included, so everything but text, log probabilities and the provider's name comes
-    once, with the end. The end carries no text because LangChain's event stream loses what shares a chunk with
-    ``chunk_position``.
+    once, with the end. Its event stream loses what shares a chunk with ``chunk_position``, and mixes up text and calls
+    that share one.
+
+    Args:
+        calls: Those of this answer so far.
     """
     logprobs = to_logprobs(chunk.logprobs)
+    provider = {"model_provider": PROVIDER}
+    if chunk.reasoning:
+        thought = {"reasoning_content": chunk.reasoning}
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(content="", additional_kwargs=thought, response_metadata=provider)
+        )
     if chunk.text or logprobs:
-        message = AIMessageChunk(content=chunk.text, response_metadata={"model_provider": PROVIDER, **logprobs})
+        message = AIMessageChunk(content=chunk.text, response_metadata={**provider, **logprobs})
         yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
+    for call in calls.convert(chunk):
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(content="", tool_call_chunks=[call], response_metadata=provider)
+        )
     if chunk.finish_reason is None:
         return
     metadata = to_response_metadata(chunk, chunk, model_name=model_name)

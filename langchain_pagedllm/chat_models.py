@@ -7,7 +7,7 @@ from contextlib import aclosing, closing
 from typing import Any, ClassVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -17,21 +17,26 @@ from typing_extensions import Self
 
 import langchain_pagedllm
 from pagedllm.api import GenerateRequest
-from pagedllm.errors import InvalidRequestError
 
 from .answers import PROVIDER, to_chat_chunks, to_chat_result
 from .base import CALL_FIELDS, SILENT_FIELDS, hidden_salt
 from .concurrency import with_max_concurrency
 from .errors import langchain_errors
+from .hints import end_of_tools, tools_ttl
 from .messages import to_chat
-from .prefix import PrefixMethods
+from .output_format import to_structured_output, to_tool_choice, to_tools
+from .tool_calls import StreamedCalls
+from .tools import ToolMethods
 
 __all__ = ["ChatPagedLLM"]
 
-_CHAT_FIELDS = ("parse_special_tokens", "continue_final_message", "add_generation_prompt")
+_CHAT_FIELDS = (
+    *("parse_special_tokens", "continue_final_message", "add_generation_prompt"),
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format"),
+)
 
 
-class ChatPagedLLM(PrefixMethods, BaseChatModel):
+class ChatPagedLLM(ToolMethods):
     """Chat model over a paged-attention engine, in this process or behind a URL.
 
     Instantiate:
@@ -72,6 +77,19 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
         (True: continue the text of the last AI message) and ``add_generation_prompt``, here or per call. A template of
         your own: ``engine_args={"chat_template": "path/to/template.jinja"}``.
 
+    Tools and structured output:
+        .. code-block:: python
+
+            model.bind_tools([look_up], tool_choice="any").invoke("Where is Orrin?").tool_calls
+            model.with_structured_output(Person).invoke("Ada Lovelace was born in 1815.")  # a Person
+
+        A call or answer that was cut (``finish_reason="length"``) is among ``invalid_tool_calls``, or an
+        ``OutputParserException``; it is never completed.
+
+    Reasoning:
+        ``<think>`` blocks of models that write them are ``additional_kwargs["reasoning_content"]``, and reasoning
+        blocks in ``content_blocks``.
+
     Behind a URL:
         .. code-block:: python
 
@@ -99,8 +117,8 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
         its last chunk.
 
     Response metadata:
-        ``model_name, model_provider, finish_reason ("stop", "length", "abort"), stop_reason`` (the stop string or
-        token id that ended the text, if one did), ``request_id``, ``timings`` (``queue_s, ttft_s, total_s``),
+        ``model_name, model_provider, finish_reason ("stop", "length", "tool_calls", "abort"), stop_reason`` (the stop
+        string or token id that ended the text, if one did), ``request_id``, ``timings`` (``queue_s, ttft_s, total_s``),
         ``prefix_cache`` (``cached_tokens, created_tokens`` and ``hints``, what became of each) and, if asked for,
         ``logprobs`` as OpenAI's chat API has them.
 
@@ -120,6 +138,25 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
     add_generation_prompt: bool | None = None
     """Open an assistant's turn after the messages. None: unless ``continue_final_message``."""
 
+    tools: list[dict[str, Any]] | None = None
+    """Tools that the model may ask to be called, in OpenAI's form; ``bind_tools`` makes it of others."""
+
+    tool_choice: str | dict[str, Any] | None = None
+    """``"auto"``, ``"none"``, ``"required"`` or a tool's name. None: auto."""
+
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls. None: yes, unless a call is required."""
+
+    response_format: dict[str, Any] | None = None
+    """What an answer must be, in OpenAI's words: ``{"type": "json_schema", "json_schema": {"schema": ...}}`` or
+    ``{"type": "json_object"}``."""
+
+    @model_validator(mode="after")
+    def _check_chat_arguments(self) -> Self:
+        to_structured_output(self.response_format, self.structured_outputs)
+        to_tool_choice(self.tool_choice, [tool.name for tool in to_tools(self.tools)])
+        return self
+
     @model_validator(mode="after")
     def _set_pagedllm_chat_version(self) -> Self:
         self._add_version("langchain-pagedllm", langchain_pagedllm.__version__)
@@ -136,9 +173,15 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
     def _chat_request(self, messages: Sequence[BaseMessage]) -> GenerateRequest:
         opens_turn = self.add_generation_prompt
         chat = to_chat(messages)
+        tools = to_tools(self.tools)
+        ttl_s = tools_ttl(self.tools or ())
         return self._request(
             messages=chat.messages,
-            retain=chat.retain,
+            retain=chat.retain if ttl_s is None else (end_of_tools(chat.messages, ttl_s), *chat.retain),
+            tools=tools,
+            tool_choice=to_tool_choice(self.tool_choice, [tool.name for tool in tools]),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=self.response_format,
             parse_special_tokens=self.parse_special_tokens,
             continue_final_message=self.continue_final_message,
             add_generation_prompt=not self.continue_final_message if opens_turn is None else opens_turn,
@@ -183,9 +226,12 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
+            calls = StreamedCalls()
             with closing(call._chunks(call._chat_request(messages))) as chunks:
                 for chunk in chunks:
-                    for piece in to_chat_chunks(chunk, model_name=call._served_name, stream_usage=call.stream_usage):
+                    for piece in to_chat_chunks(
+                        chunk, calls, model_name=call._served_name, stream_usage=call.stream_usage
+                    ):
                         # LangChain's stream() gives no run manager and calls back itself.
                         if run_manager:
                             run_manager.on_llm_new_token(piece.text, chunk=piece)
@@ -200,9 +246,12 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             call = self._for_call(stop, kwargs)
+            calls = StreamedCalls()
             async with aclosing(call._achunks(call._chat_request(messages))) as chunks:
                 async for chunk in chunks:
-                    for piece in to_chat_chunks(chunk, model_name=call._served_name, stream_usage=call.stream_usage):
+                    for piece in to_chat_chunks(
+                        chunk, calls, model_name=call._served_name, stream_usage=call.stream_usage
+                    ):
                         if run_manager:
                             await run_manager.on_llm_new_token(piece.text, chunk=piece)
                         yield piece
@@ -245,17 +294,12 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
             return self._get_engine().tokenize(text, add_special_tokens=False)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Prompt tokens of this chat, rendered by the model's chat template; loads the engine.
-
-        Raises:
-            InvalidRequestError: ``tools`` are given: they are not supported yet.
-        """
+        """Prompt tokens of this chat and its tools, rendered by the model's chat template; loads the engine."""
         with langchain_errors():
-            if tools:
-                raise InvalidRequestError("tools are not supported yet, so they cannot be counted", param="tools")
             if not messages:
                 return 0
-            return self._get_engine().count_tokens(self._chat_request(messages))
+            call = self if tools is None else self.model_copy(update={"tools": list(tools)})
+            return self._get_engine().count_tokens(call._chat_request(messages))
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         max_model_len = self._max_model_len()
@@ -269,8 +313,10 @@ class ChatPagedLLM(PrefixMethods, BaseChatModel):
             "image_inputs": False,
             "audio_inputs": False,
             "video_inputs": False,
-            "tool_calling": False,
-            "structured_output": False,
+            "tool_calling": True,
+            "tool_choice": True,
+            "tool_call_streaming": True,
+            "structured_output": True,
             "reasoning_output": False,
             "temperature": True,
         }

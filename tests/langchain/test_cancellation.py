@@ -116,7 +116,8 @@ def test_a_cancelled_stream_tells_so(engine: FakeEngine) -> None:
     model = ChatPagedLLM(engine=engine, ignore_eos=True, max_tokens=NUM_TOKENS)
     last = None
     with cancel_scope() as scope:
-        for last in model.stream("Hello"):
+        for chunk in model.stream("Hello"):
+            last = chunk
             scope.cancel()
     assert last is not None
     assert last.response_metadata["finish_reason"] == "abort"

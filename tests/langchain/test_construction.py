@@ -164,7 +164,7 @@ def test_profile_needs_no_engine(tmp_path: Path, registry: dict[EngineConfig, Fa
     profile = ChatPagedLLM(engine=FakeEngine(max_model_len=77)).profile
     assert profile is not None
     assert profile["max_input_tokens"] == 77
-    assert profile["tool_calling"] is False
+    assert profile["tool_calling"] is True
     assert ChatPagedLLM(model=str(tmp_path / "nothing")).profile is None
     limited = ChatPagedLLM(model=str(tmp_path / "nothing"), engine_args={"max_model_len": 50}).profile
     assert limited is not None
