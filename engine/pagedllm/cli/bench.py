@@ -110,10 +110,10 @@ def _measure_all(
 ) -> list[dict[str, Any]]:
     """Measure workload after workload on one engine; prints a table and writes the trace."""
     # Lazy door: numpy and the engine's core, which --help need not wait for.
-    from ..bench import report, scenarios, workloads  # noqa: PLC0415
+    from ..bench import report, timing, workloads  # noqa: PLC0415
     from ..bench.machine import describe_machine, versions  # noqa: PLC0415
 
-    recorder = scenarios.StepRecorder()
+    recorder = timing.StepRecorder()
     results = []
     with open_engine(config, on_step=recorder.record) as engine:
         surroundings = {
@@ -127,7 +127,7 @@ def _measure_all(
         for plan in plans:
             workload = workloads.Workload(**plan)
             counts = {"num_iters": num_iters, "num_iters_warmup": num_iters_warmup}
-            measurement = scenarios.measure(engine, recorder, workload, **counts, seed=seed)
+            measurement = timing.measure(engine, recorder, workload, **counts, seed=seed)
             if trace is not None:
                 trace.writelines(json.dumps(line) + "\n" for line in report.trace_lines(measurement))
             named = {"scenario": scenario, "model": config.model, "seed": seed}
