@@ -47,6 +47,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": CONTRACT,
     # Any engine will do; of the core only what it tells about its steps.
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
+    # Drives a scheduler without a model.
+    "pagedllm.bench.scheduler_cost": (*CONTRACT, "pagedllm.control"),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
         # Plans an engine with the engine's own arithmetic.
@@ -65,6 +67,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.compute": ("gguf", "numpy", "safetensors", "torch"),
     "pagedllm.core": ("torch",),
     "pagedllm.bench": ("numpy",),
+    "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.cli": ("huggingface_hub", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
 }
@@ -73,6 +76,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
+    "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (

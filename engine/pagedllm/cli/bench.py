@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import EngineConfig
+from . import bench_scenario
 from .engines import open_engine
 from .options import with_engine_options
 
@@ -42,6 +43,9 @@ latency_ms: time of a whole batch.
 
 p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl_ms) or all batches (latency_ms).
 """
+
+app.command(epilog=bench_scenario.FIGURES)(bench_scenario.scenario)
+app.command(epilog=bench_scenario.SCHEDULER_FIGURES)(bench_scenario.scheduler)
 
 _SEED_HELP = "Of the random prompts."
 _JSON_HELP = "Write the figures to this file, as an object; as a list of them if there are several batch sizes."
