@@ -49,7 +49,8 @@ n - 1. The result is of the largest n.
 
 batching: 128 requests at once, a quarter long, 8 seats. Continuous batching over static batches whose rows are padded
 until the longest ends, and over those whose finished rows are dropped: ratios of throughput (above 1: continuous is
-faster), steps (how many times as many the padded batches take) and mean latency (below 1: continuous is sooner).
+faster), steps (how many times as many the padded batches take) and mean latency (below 1: continuous is sooner). It
+takes minutes; --scale 0.5 sends half as many.
 
 prefix: a shared prefix of 1,000 tokens, time to first token with the cache off (cold) and on (warm); and what a flood
 of other prompts leaves of a pinned prefix, of one that is not pinned, and of one whose time is over.

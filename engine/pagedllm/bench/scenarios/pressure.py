@@ -143,7 +143,7 @@ def draw(figure: Any, outcome: Outcome) -> None:
         labels, values = list(_MODES), [result[f"{mode}_{name}"] for mode in _MODES]
         if name == "duration_s":
             labels, values = ["roomy", *labels], [result["roomy_duration_s"], *values]
-        axes.bar_label(axes.bar(labels, values, color="tab:blue"), padding=2)
+        axes.bar_label(axes.bar(labels, values, color="tab:blue"), fmt="{:.4g}", padding=2)
         axes.set_title(title)
         axes.margins(y=0.12)
         axes.tick_params(axis="x", labelsize=9)
