@@ -81,6 +81,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
         ),
         (*CONTRACT, "pagedllm_kernels", "pagedllm.bench", "pagedllm.compute", "pagedllm.control", "pagedllm.files"),
     ),
+    # Drives a scheduler without a model.
+    "pagedllm.bench.scheduler_cost": (*CONTRACT, "pagedllm.control"),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
         *("pagedllm.server.auth", "pagedllm.server.config"),
@@ -114,6 +116,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         ),
         ("numpy", "torch", "transformers"),
     ),
+    "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
@@ -127,6 +130,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "langchain_pagedllm.registration": ("langchain",),
     "langchain_pagedllm": ("pagedllm.registry", "pagedllm.local", "pagedllm.remote", "pagedllm.files"),
     "pagedllm": ("pagedllm.registry",),
+    "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.files.hub": ("huggingface_hub",),
     "pagedllm.bench.serving_report": ("matplotlib",),
     "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),

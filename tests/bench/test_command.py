@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,6 @@ from pagedllm.cli.main import app
 
 SPREAD = {"mean", "p50", "p95", "p99"}
 Bench = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _same_log_level() -> Iterator[None]:
-    logger = logging.getLogger("pagedllm")
-    level, handlers = logger.level, list(logger.handlers)
-    yield
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
 
 
 @pytest.fixture

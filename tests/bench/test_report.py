@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedllm.bench.report import decode_rate, figures, spread, table, trace_lines
-from pagedllm.bench.scenarios import BatchRun, Measurement
+from pagedllm.bench.timing import BatchRun, Measurement
 from pagedllm.bench.workloads import Workload, random_requests
 from pagedllm.core import StepRecord
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core import StepRecord
-from .scenarios import BatchRun, Measurement
+from .timing import BatchRun, Measurement
 
 __all__ = ["decode_rate", "figures", "only_decodes", "spread", "table", "trace_lines"]
 

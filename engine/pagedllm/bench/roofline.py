@@ -24,7 +24,7 @@ from ..worker import Worker
 from .bounds import Contexts, ContextTimes, LinearLayers, ReadBandwidth
 from .parts import StepTimes, TimedKernels, Timeline, build_timed_core
 from .report import decode_rate, only_decodes
-from .scenarios import StepRecorder
+from .timing import StepRecorder
 from .workloads import Workload, random_requests
 
 __all__ = ["RooflinePlan", "measure_roofline", "table"]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import EngineConfig
+from . import bench_scenario
 from .bench_serve import FIGURES, serve
 from .engines import open_engine, set_num_threads
 from .options import with_engine_options
@@ -44,6 +45,8 @@ latency_ms: time of a whole batch.
 p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl_ms) or all batches (latency_ms).
 """
 
+app.command(epilog=bench_scenario.FIGURES)(bench_scenario.scenario)
+app.command(epilog=bench_scenario.SCHEDULER_FIGURES)(bench_scenario.scheduler)
 app.command(epilog=FIGURES)(serve)
 
 _BOUNDS = """\
@@ -219,10 +222,10 @@ def _measure_all(
 ) -> list[dict[str, Any]]:
     """Measure workload after workload on one engine; prints a table and writes the trace."""
     # Lazy door: numpy and the engine's core, which --help need not wait for.
-    from ..bench import report, scenarios, workloads  # noqa: PLC0415
+    from ..bench import report, timing, workloads  # noqa: PLC0415
     from ..bench.machine import describe_machine, versions  # noqa: PLC0415
 
-    recorder = scenarios.StepRecorder()
+    recorder = timing.StepRecorder()
     results = []
     with open_engine(config, on_step=recorder.record) as engine:
         surroundings = {
@@ -236,7 +239,7 @@ def _measure_all(
         for plan in plans:
             workload = workloads.Workload(**plan)
             counts = {"num_iters": num_iters, "num_iters_warmup": num_iters_warmup}
-            measurement = scenarios.measure(engine, recorder, workload, **counts, seed=seed)
+            measurement = timing.measure(engine, recorder, workload, **counts, seed=seed)
             if trace is not None:
                 trace.writelines(json.dumps(line) + "\n" for line in report.trace_lines(measurement))
             named = {"scenario": scenario, "model": config.model, "seed": seed}

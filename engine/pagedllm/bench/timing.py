@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..api import Engine, GenerateRequest
 from ..core import StepRecord
+from .load import ask_together
 from .workloads import Workload, random_requests
 
 __all__ = ["BatchRun", "Measurement", "StepRecorder", "measure"]
@@ -105,36 +105,14 @@ def measure(
     return measurement
 
 
-@dataclass
-class _Consumer:
-    """One request and when its tokens came."""
-
-    submitted: float
-    arrivals: list[float] = field(default_factory=list)
-    num_cached_tokens: int = 0
-
-
 async def _run_batch(engine: Engine, requests: list[GenerateRequest]) -> BatchRun:
-    # An event loop rather than a thread for each request: 64 threads would take the CPUs from the engine.
-    start = time.perf_counter()
-    consumers = [_Consumer(time.perf_counter()) for _ in requests]
-    await asyncio.gather(*map(_consume, [engine] * len(requests), requests, consumers))
-    duration = time.perf_counter() - start
-    gaps = [b - a for consumer in consumers for a, b in itertools.pairwise(consumer.arrivals)]
+    start = time.monotonic()
+    answers = await ask_together(engine, requests)
     return BatchRun(
-        duration_s=duration,
-        ttft_s=[consumer.arrivals[0] - consumer.submitted for consumer in consumers],
-        gaps_s=gaps,
-        num_output_tokens=sum(len(consumer.arrivals) for consumer in consumers),
-        num_cached_tokens=sum(consumer.num_cached_tokens for consumer in consumers),
+        duration_s=time.monotonic() - start,
+        ttft_s=[answer.ttft_s for answer in answers],
+        gaps_s=[gap for answer in answers for gap in answer.gaps_s],
+        num_output_tokens=sum(len(answer.arrivals) for answer in answers),
+        num_cached_tokens=sum(answer.num_cached_tokens for answer in answers),
         steps=[],
     )
-
-
-async def _consume(engine: Engine, request: GenerateRequest, consumer: _Consumer) -> None:
-    consumer.submitted = time.perf_counter()
-    async for chunk in engine.astream(request):
-        # Chunks that waited for us came merged, so one may bring several tokens, which then arrive together.
-        consumer.arrivals += [time.perf_counter()] * len(chunk.token_ids)
-        if chunk.usage is not None:
-            consumer.num_cached_tokens = chunk.usage.cached_tokens
