@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
@@ -116,6 +116,7 @@ class Scheduler:
         self.num_running_peak = 0
         self._is_sorted = True
         self._long_budget = 0
+        self._prefilling: list[Sequence] = []
         self.num_waits_for_prefix = 0
         self.num_refused = 0
 
@@ -283,8 +284,9 @@ class Scheduler:
     def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
         if not len(self.waiting):
             return
+        self._prefilling = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1]
         if budget <= 0 or len(self.running) >= self.max_num_seqs:
-            if self.policy.uses_priority:
+            if self.policy.uses_priority and self._prefilling:
                 for sequence in itertools.islice(self.waiting.in_order(), _MAX_LENDERS):
                     self._waits_for_another(sequence)
             return
@@ -301,6 +303,7 @@ class Scheduler:
                 raise AssertionError("admit() promised room for all known tokens")
             self.waiting.remove(sequence)
             self.running.append(sequence)
+            self._prefilling.append(sequence)
             self._is_sorted = False
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
@@ -337,8 +340,10 @@ class Scheduler:
         if not self.running:
             return 0
         num_blocks_for = self.kv_cache_manager.num_blocks_for
-        num_promised = sum(num_blocks_for(item.num_tokens) - len(item.block_table) for item in self.running)
-        is_one_spared = sequence.num_tokens_when_resumed is not None or any(map(self._is_spared, self.running))
+        # Those that decode have their blocks already.
+        num_promised = sum(num_blocks_for(item.num_tokens) - len(item.block_table) for item in self._prefilling)
+        was_preempted = sequence.num_tokens_when_resumed is not None
+        is_one_spared = was_preempted or (self.num_preemptions > 0 and any(map(self._is_spared, self.running)))
         return num_promised + (len(self.running) + 1 if is_one_spared else 0)
 
     def _waits_for_another(self, sequence: Sequence) -> bool:
@@ -361,22 +366,18 @@ class Scheduler:
 
     def _computes_its_prefix(self, sequence: Sequence) -> Sequence | None:
         manager = self.kv_cache_manager
-        prefilling = list(self._prefilling(sequence.salt))
-        if not prefilling or not manager.enable_prefix_caching or sequence.swapped is not None:
+        if not self._prefilling or not manager.enable_prefix_caching or sequence.swapped is not None:
             return None
         end = (len(manager.look_up(sequence)) + 1) * manager.block_size
         if end > sequence.max_usable_prefix:
             return None
         head = sequence.token_ids[:end]
-        for other in prefilling:
-            if other.num_computed_tokens < end <= other.num_tokens and other.token_ids[:end] == head:
+        for other in self._prefilling:
+            if not other.num_computed_tokens < end <= other.num_tokens:
+                continue
+            if other.salt == sequence.salt and other.publishes and other.token_ids[:end] == head:
                 return other
         return None
-
-    def _prefilling(self, salt: str | None) -> Iterator[Sequence]:
-        for other in self.running:
-            if other.num_uncomputed_tokens > 1 and other.salt == salt and other.publishes:
-                yield other
 
     def _num_matched_tokens(self, sequence: Sequence) -> int:
         if not sequence.max_usable_prefix:
