@@ -132,6 +132,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm": ("pagedllm.registry",),
     "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.files.hub": ("huggingface_hub",),
+    "pagedllm.text.guidance": ("llguidance",),
     "pagedllm.bench.serving_report": ("matplotlib",),
     "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
     "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from typing import TYPE_CHECKING
 
-import llguidance
 import torch
 from torch import Tensor
 
 from .compute.bitmask import apply_bitmask
 from .control.sequence import Sequence
-from .text.grammar import GrammarError, Matcher, fill_bitmask
+from .text.grammar import GrammarError, Matcher, fill_bitmask, new_executor
+
+if TYPE_CHECKING:
+    import llguidance
 
 __all__ = ["Constraints"]
 
@@ -22,8 +25,7 @@ class Constraints:
     """
 
     def __init__(self) -> None:
-        # Threads of its own would only compete with those that compute: a mask takes microseconds.
-        self._executor = llguidance.LLExecutor(num_threads=1)
+        self._executor: llguidance.LLExecutor | None = None
         self._failures: dict[str, str] = {}
 
     def mask(self, logits: Tensor, matchers: List[Matcher | None]) -> Tensor:
@@ -36,6 +38,8 @@ class Constraints:
         rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
         if not rows:
             return logits
+        if self._executor is None:
+            self._executor = new_executor()
         bitmask = fill_bitmask([matcher for matcher in matchers if matcher is not None], self._executor)
         return apply_bitmask(logits, torch.from_numpy(bitmask).to(logits.device), rows)
 

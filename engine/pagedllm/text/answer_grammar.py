@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from ..api import GenerateRequest, StructuredOutput, Tool
 from ..errors import InvalidRequestError
+from .guidance import load_gbnf_reader
 from .json_schema import arguments_schema, json_rule
 from .reasoning import CLOSE_TAG, OPEN_TAG, Thinking
 from .tool_syntax import ToolSyntax
@@ -162,7 +161,7 @@ def _lark(text: str) -> str:
     if "::=" not in text:
         return text
     try:
-        return str(any_to_lark(text))
+        return str(load_gbnf_reader().any_to_lark(text))
     except Exception as error:  # the converter raises what its own parser happens to
         reason = f"structured_output: the grammar is neither Lark nor GBNF: {error}"
         raise InvalidRequestError(reason, param="structured_output") from error

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, MissingDependencyError
+from .guidance import load_llguidance
 from .tokenizer import Tokenizer
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarError", "Matcher", "fill_bitmask"]
+if TYPE_CHECKING:
+    import llguidance
+
+__all__ = ["Grammar", "GrammarCompiler", "GrammarError", "Matcher", "fill_bitmask", "new_executor"]
 
 DEADLINE_S = 5.0
 """Seconds for which a request waits for its grammar. Most take a millisecond."""
@@ -130,8 +133,9 @@ class GrammarCompiler:
         return grammar
 
     def _compile(self, text: str, param: str) -> Grammar:
-        limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=_MAX_ITEMS_PER_STEP)
-        inner = llguidance.LLMatcher(self._get_tables(), text, log_level=0, limits=limits)
+        guidance = load_llguidance()
+        limits = guidance.LLParserLimits(verbose_errors=False, step_max_items=_MAX_ITEMS_PER_STEP)
+        inner = guidance.LLMatcher(self._get_tables(), text, log_level=0, limits=limits)
         if not inner.is_error():
             # A first mask builds much of what later ones share, and finds grammars that are too hard from the start.
             inner.compute_bitmask()
@@ -143,7 +147,7 @@ class GrammarCompiler:
         """llguidance's view of the vocabulary, built when first needed: it takes half a second."""
         with self._building:
             if self._tables is None:
-                self._tables = llguidance.LLTokenizer(
+                self._tables = load_llguidance().LLTokenizer(
                     self._tokenizer.to_json(),
                     n_vocab=self._vocab_size,
                     eos_token=sorted(self._tokenizer.eos_token_ids),
@@ -167,7 +171,7 @@ class GrammarCompiler:
             thread.start()
             thread.join(self._deadline_s)
         if errors:
-            if isinstance(errors[0], InvalidRequestError):
+            if isinstance(errors[0], (InvalidRequestError, MissingDependencyError)):
                 raise errors[0]
             reason = f"{param}: this model's tokenizer cannot be held to a grammar: {errors[0]}"
             raise InvalidRequestError(reason, param=param) from errors[0]
@@ -176,6 +180,11 @@ class GrammarCompiler:
                 f"{param}: not compiled within {self._deadline_s:g} s; make it simpler", param=param
             )
         return results[0]
+
+
+def new_executor() -> llguidance.LLExecutor:
+    """What ``fill_bitmask`` computes with; in the calling thread, because a mask takes microseconds."""
+    return load_llguidance().LLExecutor(num_threads=1)
 
 
 def fill_bitmask(matchers: Sequence[Matcher], executor: llguidance.LLExecutor) -> NDArray[np.int32]:
