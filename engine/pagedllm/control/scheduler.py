@@ -178,12 +178,13 @@ class Scheduler:
     def update(self, output: SchedulerOutput, token_ids: List[int]) -> None:
         """Record a step that has run: progress, published blocks, and one token for each sampled sequence."""
         now = self.clock()
-        publish = self.kv_cache_manager.publish
+        publish, block_size = self.kv_cache_manager.publish, self.kv_cache_manager.block_size
         for item in output.scheduled:
             sequence = item.sequence
             was_computed = sequence.num_computed_tokens >= sequence.num_prompt_tokens
             sequence.num_computed_tokens += item.num_new_tokens
-            publish(sequence)
+            if sequence.num_computed_tokens // block_size > len(sequence.nodes):
+                publish(sequence)
             if not was_computed and sequence.is_prompt_computed:
                 self.hint_keeper.on_prompt_computed(sequence)
                 if not sequence.generates:
@@ -380,6 +381,4 @@ class Scheduler:
         return None
 
     def _num_matched_tokens(self, sequence: Sequence) -> int:
-        if not sequence.max_usable_prefix:
-            return 0
         return len(self.kv_cache_manager.look_up(sequence)) * self.kv_cache_manager.block_size
