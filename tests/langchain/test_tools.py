@@ -140,6 +140,15 @@ def test_completions_take_structures(engine: FakeEngine, llm: PagedLLM) -> None:
     assert engine.requests[-1].structured_output.choice == ("yes", "no")
 
 
+def test_behind_a_url_they_are_refused_rather_than_dropped() -> None:
+    """The wire does not carry them yet, and an answer without them would look like the model's choice."""
+    chat = ChatPagedLLM(base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(InvalidRequestError, match="tools: not yet for a model behind a URL"):
+        chat.bind_tools([look_up]).invoke("Hello")
+    with pytest.raises(InvalidRequestError, match="structured_outputs: not yet"):
+        PagedLLM(base_url="http://127.0.0.1:9/v1").invoke("Hello", structured_outputs={"regex": "a"})
+
+
 # --- What comes back ---
 
 
