@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedllm_kernels.cpu.kernels import CPUKernels
-from pagedllm_kernels.interface import KernelsUnavailableError
 from pagedllm_kernels.sampling import _thresholds, greedy, gumbel_noise, sample
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 3.0, -1.0, 0.0, 2.5, -4.0]])
@@ -131,12 +129,9 @@ def test_greedy_finds_the_largest_wherever_it_is(vocab_size: int):
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 50.0])
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 5000])
+@pytest.mark.usefixtures("kernels")
 def test_the_draw_that_skips_hopeless_tokens_is_the_draw(spread: float, vocab_size: int):
     """A bound on the noise that is a little too tight would change a token once in a thousand draws."""
-    try:
-        CPUKernels()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
     generator = torch.Generator().manual_seed(0)
     scaled = spread * torch.randn(500, vocab_size, generator=generator)
     scaled -= scaled.amax(dim=-1, keepdim=True)

@@ -8,21 +8,13 @@ import pytest
 import torch
 
 from pagedllm_kernels.cpu.kernels import CPUKernels
-from pagedllm_kernels.interface import KernelsUnavailableError, LayerStack, StackLayer, StackShape
+from pagedllm_kernels.interface import LayerStack, StackLayer, StackShape
 from pagedllm_kernels.reference import ReferenceKernels
 from pagedllm_kernels.rope import rope_table
 
 HIDDEN, HEADS, KV_HEADS, DIM, MIDDLE, BLOCK = 96, 6, 2, 32, 160, 16
 SHAPE = StackShape(num_heads=HEADS, intermediate_size=MIDDLE, eps=1e-5, scale=DIM**-0.5, soft_cap=None, gelu=False)
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CPUKernels:
-    try:
-        return CPUKernels()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
 
 
 def make_layers(kernels: Any, num_layers: int, *, has_bias: bool, dtype: torch.dtype, window: int | None) -> Any:
