@@ -34,7 +34,6 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "pagedllm_kernels",
         # Control's data, never its policy.
         "pagedllm.control.sequence.Sequence",
-        "pagedllm.control.scheduler.ScheduledSequence",
         "pagedllm.control.host_tier.BlockCopy",
     ),
     "pagedllm.constraints": ("pagedllm.compute.bitmask", "pagedllm.control.sequence", "pagedllm.text.grammar"),
@@ -140,7 +139,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
-        *("pagedllm.server.metrics", "pagedllm.server.run", "torch"),
+        *("pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),
     ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use

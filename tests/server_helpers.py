@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import httpx
 from pagedllm.api import Engine
 from pagedllm.server.config import ServerConfig
 from pagedllm.server.run import Server
+from pagedllm.server.run import serving as in_thread
 
 __all__ = ["Running", "events", "joined", "serving", "wait_until"]
 
@@ -49,18 +49,10 @@ class Running:
 @contextlib.contextmanager
 def serving(engine: Engine, **options: Any) -> Iterator[Running]:
     """Serve an engine on a free port until the block ends."""
-    server = Server(engine, ServerConfig(port=0, **{"shutdown_timeout_s": 2.0, **options}))
-    url = server.bind()
-    thread = threading.Thread(target=server.run_until_signal, name="test-server")
-    thread.start()
-    try:
+    with in_thread(engine, ServerConfig(port=0, **{"shutdown_timeout_s": 2.0, **options})) as (url, server):
         wait_until(lambda: server.started)
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
             yield Running(url, server, client)
-    finally:
-        server.should_exit = True
-        thread.join(TIMEOUT_S)
-        assert not thread.is_alive(), "the server did not end"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:

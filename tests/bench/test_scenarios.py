@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served_engine import served
 
 from pagedllm.api import Choice, RequestOutput, Timings, TokenLogprob, Usage
 from pagedllm.bench.plot import new_figure
@@ -17,7 +19,7 @@ from pagedllm.bench.scenarios import SCENARIOS, Outcome, Setting
 from pagedllm.bench.scenarios.parallel_sampling import minimum_blocks
 from pagedllm.bench.scenarios.pressure import texts_agree
 from pagedllm.config import EngineConfig
-from pagedllm.errors import ConfigError, InvalidRequestError
+from pagedllm.errors import ConfigError, EngineError, InvalidRequestError
 from pagedllm.local import LocalEngine
 
 TINY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -40,6 +42,7 @@ TINY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "pressure": ({}, {"num_requests": 8, "output_len": 60, "num_blocks": 26}),
     "tradeoff": ({}, {"nums_seqs": (1, 4), "num_rounds": 3}),
+    "served": ({}, {"num_users": 2, "num_rounds": 1, "num_requests": 4, "input_len": 8, "output_len": 16}),
     "chatbot-slo": ({}, {"num_users": 6, "num_rounds": 2, "output_len": 20, "num_seats": 8, "num_seats_after": 2}),
 }
 Run = Callable[..., Outcome]
@@ -55,7 +58,7 @@ def run(long_model: str) -> Run:
             options, changes = TINY[name]
             config = EngineConfig(model=long_model, dtype="float32", **options)
             plan = dataclasses.replace(SCENARIOS[name].plan, **changes)
-            found[name] = SCENARIOS[name].run(Setting(config=config, open_engine=LocalEngine), plan)
+            found[name] = SCENARIOS[name].run(Setting(config=config, open_engine=LocalEngine, serve=served), plan)
         return found[name]
 
     return outcome_of
@@ -95,7 +98,28 @@ def test_fragmentation_of_too_little_load_is_refused(long_model: str) -> None:
     plan = dataclasses.replace(scenario.plan, num_rounds=1, max_input_len=60, max_output_len=30)
     config = EngineConfig(model=long_model, max_num_seqs=4)
     with pytest.raises(InvalidRequestError, match="num_rounds"):
-        scenario.run(Setting(config=config, open_engine=LocalEngine), plan)
+        scenario.run(Setting(config=config, open_engine=LocalEngine, serve=served), plan)
+
+
+def test_served(run: Run) -> None:
+    """Both ways do the same: two rounds of two users with 16 tokens each."""
+    outcome = run("served")
+    result = outcome.result
+    assert set(outcome.series) == {"in_process", "served"}
+    assert all(10 <= len(durations) <= 30 for durations in outcome.series.values())
+    ratio = result["step_served_ms"] / result["step_in_process_ms"]
+    assert result["step_ratio"] == pytest.approx(ratio, rel=1e-3)
+    assert result["tokens_per_second_served"] > 0
+
+
+def test_served_reports_what_its_client_says(long_model: str) -> None:
+    """A client that fails would otherwise end the run with a missing file."""
+    scenario = SCENARIOS["served"]
+    plan = dataclasses.replace(scenario.plan, **TINY["served"][1])
+    nowhere = contextlib.nullcontext("http://127.0.0.1:9/v1")
+    setting = Setting(config=EngineConfig(model=long_model), open_engine=LocalEngine, serve=lambda _: nowhere)
+    with pytest.raises(EngineError, match="over HTTP"):
+        scenario.run(setting, plan)
 
 
 def test_parallel_sampling(run: Run) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from .errors import clear_errors
 from .options import with_engine_options
 
 if TYPE_CHECKING:
-    from ..api import ModelInfo
+    from ..api import Engine, ModelInfo
     from ..local import LocalEngine
 
 __all__ = ["FIGURES", "SCHEDULER_FIGURES", "ScenarioName", "scenario", "scheduler"]
@@ -31,11 +33,12 @@ class ScenarioName(str, enum.Enum):
     PRESSURE = "pressure"
     TRADEOFF = "tradeoff"
     CHATBOT_SLO = "chatbot-slo"
+    SERVED = "served"
 
 
 # Paragraph by paragraph, because the help's text is refilled.
 FIGURES = """\
-All scenarios send random prompts to the engine in this process, greedily and with outputs of fixed length, and compare
+All scenarios send random prompts to an engine in this process, greedily and with outputs of fixed length, and compare
 ways to do the same one after the other. The file of --json has the plan (what was sent), the figures (result), what a
 plot shows besides (series), and what they depend on: engine options, versions, machine.
 
@@ -63,6 +66,9 @@ max_num_seqs by the mean duration of a step (predicted).
 
 chatbot-slo: 50 tokens in, 150 out. P95 of the time between tokens in ms, before and after max_num_seqs is lowered,
 prefix caching is on and max_model_len is lowered, one after the other.
+
+served: what a server in the same process costs the engine. Median duration of the steps in which 16 users each get a
+token, with the users in this process and with the users in another one, who ask over HTTP; and tokens per second.
 """
 
 _SCALE_HELP = "Multiplies the number of requests; the figures of few are rough. parallel-sampling has none to scale."
@@ -104,7 +110,7 @@ def scenario(
         return engine
 
     plan = chosen.scaled_plan(scale)
-    outcome = chosen.run(Setting(config=config, open_engine=open_and_note, seed=seed), plan)
+    outcome = chosen.run(Setting(config=config, open_engine=open_and_note, serve=_serve, seed=seed), plan)
     _print(outcome.result)
     if json_file is not None:
         found = {"scenario": name.value, "model": config.model, "seed": seed, "plan": dataclasses.asdict(plan)}
@@ -144,6 +150,15 @@ def scheduler(
     if json_file is not None:
         facts = {"versions": versions(), "machine": describe_machine()}
         _write(json_file, {"scenario": "scheduler", "plan": dataclasses.asdict(plan), "result": result, **facts})
+
+
+@contextlib.contextmanager
+def _serve(engine: Engine) -> Iterator[str]:
+    from ..server.config import ServerConfig  # noqa: PLC0415  lazy door: FastAPI, which one scenario needs
+    from ..server.run import serving  # noqa: PLC0415
+
+    with serving(engine, ServerConfig(port=0)) as (url, _):
+        yield f"{url}/v1"
 
 
 def _print(result: dict[str, Any]) -> None:

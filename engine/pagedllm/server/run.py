@@ -22,7 +22,7 @@ from .metrics import Metrics
 from .refusals import SHUTTING_DOWN
 from .service import Service
 
-__all__ = ["Server"]
+__all__ = ["Server", "serving"]
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,20 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+@contextlib.contextmanager
+def serving(engine: Engine, config: ServerConfig) -> Iterator[tuple[str, Server]]:
+    """Serve an engine from a thread of this process until the block ends; gives the server's root URL, and itself."""
+    server = Server(engine, config)
+    url = server.bind()
+    thread = threading.Thread(target=server.run_until_signal, name="pagedllm-server")
+    thread.start()
+    try:
+        yield url, server
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def _bound(family: int, address: Any) -> socket.socket:

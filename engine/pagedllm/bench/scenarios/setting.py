@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ..load import Answer, ask_together
 from ..timing import StepRecorder
 
-__all__ = ["Bench", "OpenEngine", "Outcome", "Prompts", "Scenario", "Setting", "percentiles"]
+__all__ = ["Bench", "OpenEngine", "Outcome", "Prompts", "Scenario", "ServeEngine", "Setting", "percentiles"]
 
 _WARMUP_PROMPTS, _WARMUP_INPUT_LEN, _WARMUP_OUTPUT_LEN = 4, 64, 8
 
@@ -30,6 +30,12 @@ class OpenEngine(Protocol):
     def __call__(
         self, config: EngineConfig, *, on_step: Callable[[StepRecord], None]
     ) -> AbstractContextManager[Engine]: ...
+
+
+class ServeEngine(Protocol):
+    """Serves an engine over HTTP until the end of a ``with`` block; gives the base URL of its API."""
+
+    def __call__(self, engine: Engine) -> AbstractContextManager[str]: ...
 
 
 class Prompts:
@@ -85,11 +91,13 @@ class Setting:
     Args:
         config: What its engines have in common.
         open_engine: Loads one.
+        serve: Puts one behind a URL.
         seed: Of the prompts; every engine gets the same.
     """
 
     config: EngineConfig
     open_engine: OpenEngine
+    serve: ServeEngine
     seed: int = 0
 
     @contextmanager
