@@ -44,15 +44,15 @@ class FakeModel:
     def step(self) -> SchedulerOutput:
         """Schedule, copy, compute, update and retire; every invariant is checked."""
         output = self.scheduler.schedule()
-        assert output.scheduled
+        assert output.sequences
         self._copy(output)
         self._check_writes(output)
         tokens: dict[Sequence, int] = {}
-        for item in output.scheduled:
-            sequence = item.sequence
-            for position in range(sequence.num_computed_tokens, sequence.num_computed_tokens + item.num_new_tokens):
+        for sequence, num_new_tokens in zip(output.sequences, output.nums_new_tokens, strict=True):
+            end = sequence.num_computed_tokens + num_new_tokens
+            for position in range(sequence.num_computed_tokens, end):
                 self._write(sequence, position)
-            values = self._read(sequence, sequence.num_computed_tokens + item.num_new_tokens)
+            values = self._read(sequence, end)
             tokens[sequence] = _next_token(values)
         self.scheduler.update(output, [tokens[sequence] for sequence in output.sampled])
         self.scheduler.retire_finished()
@@ -74,8 +74,7 @@ class FakeModel:
 
     def _check_writes(self, output: SchedulerOutput) -> None:
         """Nobody writes a block that somebody else reads."""
-        for item in output.scheduled:
-            sequence = item.sequence
+        for sequence in output.sequences:
             first = sequence.num_computed_tokens // self.block_size
             for block_id in sequence.block_table[first:]:
                 assert self.scheduler.kv_cache_manager.pool.ref_counts[block_id] == 1, "a shared block is written"

@@ -108,10 +108,10 @@ class EngineCore:
         """Advance every scheduled sequence; returns what is new for their consumers."""
         start = time.monotonic()
         output = self.scheduler.schedule()
-        assert output.scheduled, "there is work, but nothing could be scheduled"
+        assert output.sequences, "there is work, but nothing could be scheduled"
         if output.copies:
             self.model_runner.copy_blocks(output.copies)
-        batch = ForwardBatch.build(output.scheduled, self.scheduler.kv_cache_manager.block_size)
+        batch = ForwardBatch.build(output.sequences, output.nums_new_tokens, self.scheduler.kv_cache_manager.block_size)
         logits = self.model_runner.run(batch)
         sampled_logits, prompt_logits = logits.split([len(output.sampled), len(batch.prompt_rows)])
         matchers = [self._requests[item.request_id].texts[item.index].matcher for item in output.sampled]
@@ -121,7 +121,7 @@ class EngineCore:
         self.scheduler.update(output, token_ids)
         self._constraints.advance(output.sampled, matchers)
         chunks = [self._emit(sequence, logprobs.get(sequence), new=True) for sequence in output.sampled]
-        warmed = [item.sequence for item in output.scheduled if not item.sequence.generates]
+        warmed = [sequence for sequence in output.sequences if not sequence.generates]
         chunks += [self._emit(sequence, None) for sequence in warmed if sequence.is_finished]
         num_retired = self.scheduler.retire_finished()
         self._watch(output, time.monotonic() - start)

@@ -122,7 +122,25 @@ def test_admission_does_not_count_the_prefix_as_room():
     second = make_sequence([*range(8), 50, 51, 52, 53, 54])
     assert not manager.admit(second)
     assert second.block_table == []
-    manager.check_integrity([])
+    manager.check_integrity([], [second])
+
+
+def test_what_is_remembered_of_a_match_does_not_outlive_its_root():
+    """Once all prefixes of a salt were evicted the next ones have another root, below which nobody watched."""
+    manager = manager_of(num_blocks=4)
+    waiting = make_sequence([1, 2, 3, 4, 5])
+    first, filling, last = (make_sequence(prompt) for prompt in ([9] * 5, [8] * 3, [1, 2, 3, 4, 9]))
+    compute(manager, first)
+    manager.free(first)
+    assert manager.look_up(waiting) == []
+    assert manager.allocate(filling, 16)
+    manager.free(filling)
+    assert manager.usage.num_cached == 0
+    compute(manager, make_sequence([7] * 5, salt="takes the root's number"))
+    compute(manager, last)
+    assert len(manager.look_up(waiting)) == 1
+    manager.free(waiting)
+    manager.prefix_cache.watched.check_integrity([])
 
 
 def test_matching_changes_nothing():

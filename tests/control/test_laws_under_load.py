@@ -44,7 +44,7 @@ class Load:
         if self.scheduler.has_work:
             output = self.model.step()
             assert output.num_tokens <= self.scheduler.max_num_batched_tokens
-            assert len(output.scheduled) <= self.scheduler.max_num_seqs
+            assert len(output.sequences) <= self.scheduler.max_num_seqs
         self.check_texts()
 
     def check_texts(self) -> None:

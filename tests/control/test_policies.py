@@ -26,8 +26,8 @@ def order_of_start(scheduler: Scheduler, sequences: list[Sequence]) -> list[int]
     """Indices of the sequences in the order in which they are first computed."""
     started: list[int] = []
     while scheduler.has_work:
-        for item in run_step(scheduler).scheduled:
-            index = sequences.index(item.sequence)
+        for sequence in run_step(scheduler).sequences:
+            index = sequences.index(sequence)
             if index not in started:
                 started.append(index)
     return started
@@ -107,7 +107,7 @@ def test_nobody_is_overtaken_without_end(policy: str):
     while poor.first_scheduled_time is None:
         while len(scheduler.waiting) < 8:
             scheduler.add([with_priority([9] * 8 + [1], 0, max_tokens=1)])
-        num_overtaking += sum(item.sequence is not poor for item in run_step(scheduler).scheduled)
+        num_overtaking += sum(sequence is not poor for sequence in run_step(scheduler).sequences)
         assert num_overtaking <= MAX_OVERTAKING + scheduler.max_num_seqs
     assert num_overtaking >= MAX_OVERTAKING / 2, "the flood was not better placed"
 
@@ -154,8 +154,9 @@ def test_requests_wait_for_a_prefix_that_is_being_computed():
     num_computed = 0
     while scheduler.has_work:
         output = run_step(scheduler)
-        num_computed += sum(item.num_new_tokens for item in output.scheduled if item.sequence in sequences)
-        assert other.first_scheduled_time is None or output.scheduled
+        step = dict(zip(output.sequences, output.nums_new_tokens, strict=True))
+        num_computed += sum(step.get(sequence, 0) for sequence in sequences)
+        assert other.first_scheduled_time is None or output.sequences
     assert [sequence.num_cached_tokens for sequence in sequences] == [0, 12, 12]
     assert num_computed == 13 + 1 + 1 + 3  # prompts, and the second token of each
     assert other.first_scheduled_time < sequences[1].first_scheduled_time
@@ -170,7 +171,7 @@ def test_a_follower_is_free_when_the_one_it_waits_for_is_aborted():
     run_step(scheduler)
     assert not second.block_table
     scheduler.abort(first.request_id)
-    assert [item.sequence for item in run_step(scheduler).scheduled] == [second]
+    assert list(run_step(scheduler).sequences) == [second]
     run_until_idle(scheduler)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pagedllm.control.kv_counters import KVCounters
 from pagedllm.control.prefix_cache import PrefixCache
 
 
 def fill(cache: PrefixCache, tokens: list[int], first_block: int, salt: str | None = None) -> list[int]:
-    nodes: list[int] = []
-    for start in range(0, len(tokens), cache.block_size):
-        block = tuple(tokens[start : start + cache.block_size])
-        parent = nodes[-1] if nodes else None
-        nodes.append(cache.insert(parent, salt, block, first_block + len(nodes)))
-    return nodes
+    nodes, size = [cache.root_of(salt)], cache.block_size
+    for number, start in enumerate(range(0, len(tokens), size)):
+        packed = cache.pack(tokens[start : start + size])
+        nodes.append(cache.insert(nodes[-1], packed, first_block + number))
+    return nodes[1:]
 
 
 def set_idle(cache: PrefixCache, nodes: list[int]) -> None:
@@ -57,6 +57,25 @@ def test_evicts_the_least_recently_used_leaf_and_then_its_parent():
     assert [evict(cache) for _ in range(4)] == [1, 0, 3, 2]
     assert cache.num_idle == 0
     assert len(cache) == 0
+
+
+def test_many_are_dropped_in_the_order_in_which_one_after_the_other_would_be():
+    """A branch that was used later must outlive one that was used before, although they share their beginning."""
+    cache = PrefixCache(1)
+    old = fill(cache, [1, 2, 3], first_block=0)
+    new = cache.insert(old[0], cache.pack([4]), 3)
+    other = fill(cache, [5], first_block=4, salt="a")
+    set_idle(cache, old[1:])
+    set_idle(cache, other)
+    set_idle(cache, [old[0], new])
+    counters = KVCounters()
+    assert cache.drop_least_recent(1, counters) == [2]
+    assert cache.drop_least_recent(3, counters) == [1, 4, 3]
+    assert counters.num_evictions == 4
+    assert cache.match([5], "a", 1) == []
+    assert cache.match([1], None, 1) == old[:1]
+    assert cache.drop_least_recent(1, counters) == [0]
+    assert (len(cache), cache.num_idle) == (0, 0)
 
 
 def test_a_parent_used_later_than_its_child_is_evicted_later():

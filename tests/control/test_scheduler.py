@@ -18,7 +18,7 @@ def test_prefill_and_decode_share_a_step():
     run_step(scheduler)
     scheduler.add([second])
     output = run_step(scheduler)
-    assert [(item.sequence, item.num_new_tokens) for item in output.scheduled] == [(first, 1), (second, 4)]
+    assert (output.sequences, output.nums_new_tokens) == ((first, second), (1, 4))
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decodes():
@@ -30,8 +30,8 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decodes():
     chunks = []
     while long.num_output_tokens == 0:
         output = run_step(scheduler)
-        assert output.scheduled[0].sequence is short, "a decode waits for a prefill"
-        chunks.append(output.scheduled[1].num_new_tokens)
+        assert output.sequences[0] is short, "a decode waits for a prefill"
+        chunks.append(output.nums_new_tokens[1])
     assert chunks == [7, 7, 6]
     assert short.num_output_tokens == 4
 
@@ -44,7 +44,7 @@ def test_a_seat_is_refilled_in_the_step_after_it_is_left():
         scheduler.add([sequence])
     run_step(scheduler)
     assert short.is_finished
-    assert waiting in [item.sequence for item in run_step(scheduler).scheduled]
+    assert waiting in list(run_step(scheduler).sequences)
 
 
 def test_the_last_to_arrive_is_preempted_and_resumes_with_its_tokens():
@@ -72,7 +72,7 @@ def test_the_head_of_the_queue_is_never_overtaken():
     scheduler.add([large])
     scheduler.add([small])
     output = run_step(scheduler)
-    assert [item.sequence for item in output.scheduled] == [running]
+    assert list(output.sequences) == [running]
     run_until_idle(scheduler)
     assert large.first_scheduled_time <= small.first_scheduled_time
 
@@ -124,11 +124,11 @@ def test_choices_wait_for_the_prompt_and_share_its_full_blocks(caching: bool):
     other = make_sequence([90, 91])
     scheduler.add([leader, *followers])
     scheduler.add([other])
-    assert [item.sequence for item in run_step(scheduler).scheduled] == [leader]
+    assert list(run_step(scheduler).sequences) == [leader]
     # The leader's last two tokens; its followers still wait, and nobody waits behind them.
-    assert [item.sequence for item in run_step(scheduler).scheduled] == [leader, other]
+    assert list(run_step(scheduler).sequences) == [leader, other]
     output = run_step(scheduler)
-    assert [item.num_new_tokens for item in output.scheduled] == [1, 1, 1, 1], "a choice computes one token of its own"
+    assert list(output.nums_new_tokens) == [1, 1, 1, 1], "a choice computes one token of its own"
     for follower in followers:
         assert follower.block_table[:2] == leader.block_table[:2]
         assert follower.block_table[2] != leader.block_table[2]
@@ -191,10 +191,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         best = sorted(self.scheduler.running, key=self.scheduler.policy.rank_of_running)[:1]
         progress = [(item.num_computed_tokens, item.num_tokens) for item in best]
         output = run_step(self.scheduler, token)
-        assert output.scheduled
-        assert sum(item.num_new_tokens for item in output.scheduled) <= self.scheduler.max_num_batched_tokens
-        assert len(output.scheduled) <= self.scheduler.max_num_seqs
-        assert all(item.num_new_tokens > 0 for item in output.scheduled)
+        assert output.sequences
+        assert output.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert len(output.sequences) <= self.scheduler.max_num_seqs
+        assert min(output.nums_new_tokens) > 0
         assert all(not item.block_table for item in self.sequences if item.is_finished)
         assert [(item.num_computed_tokens, item.num_tokens) for item in best] != progress or not best
 

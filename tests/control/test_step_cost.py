@@ -46,7 +46,8 @@ def test_only_long_prompts_are_held_back_and_only_beside_decodes():
         scheduler.add([sequence])
     chunks = []
     while long.num_output_tokens == 0:
-        step = {item.sequence: item.num_new_tokens for item in run_step(scheduler).scheduled}
+        output = run_step(scheduler)
+        step = dict(zip(output.sequences, output.nums_new_tokens, strict=True))
         chunks.append([step.get(sequence, 0) for sequence in (first, long, other, short)])
     assert chunks[0] == [1, 16, 0, 30]
     assert all(chunk[0] == 1 for chunk in chunks)
@@ -64,4 +65,4 @@ def test_what_is_cached_does_not_make_a_prompt_long():
     scheduler.add([first])
     run_step(scheduler)
     scheduler.add([again])
-    assert [item.num_new_tokens for item in run_step(scheduler).scheduled] == [1, 22]
+    assert list(run_step(scheduler).nums_new_tokens) == [1, 22]

@@ -31,8 +31,9 @@ def test_a_swapped_sequence_computes_nothing_again(caching: bool):
     for sequence in sequences:
         scheduler.add([sequence])
     while scheduler.has_work:
-        for item in model.step().scheduled:
-            computed[item.sequence] = computed.get(item.sequence, 0) + item.num_new_tokens
+        output = model.step()
+        for sequence, num_new_tokens in zip(output.sequences, output.nums_new_tokens, strict=True):
+            computed[sequence] = computed.get(sequence, 0) + num_new_tokens
     assert scheduler.preemptions["swap"] > 0
     assert scheduler.preemptions["recompute"] == 0
     assert set(computed.values()) == {9 + 23}

@@ -19,7 +19,6 @@ from ..api import SamplingParams
 from ..compute.forward_batch import ForwardBatch
 from ..compute.kv_cache import KVCache
 from ..compute.model_runner import ModelRunner
-from ..control.scheduler import ScheduledSequence
 from ..control.sequence import Sequence
 
 __all__ = ["Contexts", "LinearLayers", "ReadBandwidth", "fastest"]
@@ -150,7 +149,7 @@ class Contexts:
             self._runner.kernels.paged_attention(qkv, key_cache, value_cache, *tables, config.attention_scale)
 
     def _batch(self, context: int) -> ForwardBatch:
-        scheduled = []
+        sequences = []
         for i in range(self._batch_size):
             table = self._block_ids[i * self._blocks_each : (i + 1) * self._blocks_each]
             sequence = Sequence(
@@ -164,5 +163,5 @@ class Contexts:
                 num_computed_tokens=context - 1,
                 block_table=table,
             )
-            scheduled.append(ScheduledSequence(sequence, 1))
-        return ForwardBatch.build(scheduled, self._block_size)
+            sequences.append(sequence)
+        return ForwardBatch.build(sequences, [1] * len(sequences), self._block_size)

@@ -134,7 +134,7 @@ def run_sequences(scheduler: Scheduler, runner: ModelRunner, work: list[Sequence
     while scheduler.has_work and time.perf_counter() - start < limit_s:
         output = scheduler.schedule()
         runner.copy_blocks(output.copies)
-        batch = ForwardBatch.build(output.scheduled, scheduler.kv_cache_manager.block_size)
+        batch = ForwardBatch.build(output.sequences, output.nums_new_tokens, scheduler.kv_cache_manager.block_size)
         scheduler.update(output, sampler(runner.run(batch), output.sampled))
         scheduler.retire_finished()
         num_steps += 1

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..control.scheduler import ScheduledSequence
 from ..control.sequence import Sequence
 
 __all__ = ["ForwardBatch", "PromptRow"]
@@ -48,8 +47,8 @@ class ForwardBatch:
     prompt_rows: tuple[PromptRow, ...] = ()
 
     @classmethod
-    def build(cls, scheduled: List[ScheduledSequence], block_size: int) -> ForwardBatch:
-        """Pack a step's work."""
+    def build(cls, sequences: List[Sequence], nums_new_tokens: List[int], block_size: int) -> ForwardBatch:
+        """Pack a step's work: so many new tokens of each sequence."""
         input_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -58,10 +57,9 @@ class ForwardBatch:
         logits_indices: list[int] = []
         prompt_indices: list[int] = []
         prompt_rows: list[PromptRow] = []
-        for item in scheduled:
-            sequence = item.sequence
+        for sequence, num_new_tokens in zip(sequences, nums_new_tokens, strict=True):
             start = sequence.num_computed_tokens
-            end = start + item.num_new_tokens
+            end = start + num_new_tokens
             if sequence.needs_all_prompt_logits:
                 scored = range(start + 1, min(end + 1, sequence.num_prompt_tokens))
                 prompt_rows.extend(PromptRow(sequence, position) for position in scored)
@@ -70,15 +68,15 @@ class ForwardBatch:
             positions.extend(range(start, end))
             table = sequence.block_table
             slots.extend(table[i // block_size] * block_size + i % block_size for i in range(start, end))
-            cu_seqlens_q.append(cu_seqlens_q[-1] + item.num_new_tokens)
+            cu_seqlens_q.append(cu_seqlens_q[-1] + num_new_tokens)
             seq_lens.append(end)
-            if item.samples:
+            if sequence.generates and end == len(sequence.token_ids):
                 logits_indices.append(cu_seqlens_q[-1] - 1)
         return cls(
             input_ids=torch.tensor(input_ids),
             positions=torch.tensor(positions),
             slot_mapping=torch.tensor(slots),
-            block_tables=_pad([item.sequence.block_table for item in scheduled]),
+            block_tables=_pad([sequence.block_table for sequence in sequences]),
             cu_seqlens_q=torch.tensor(cu_seqlens_q, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             logits_indices=torch.tensor(logits_indices + prompt_indices, dtype=torch.int64),

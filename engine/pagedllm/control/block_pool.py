@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = ["BlockPool"]
 
 
@@ -22,21 +24,26 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self.free_ids)
 
-    def allocate(self) -> int:
-        """Take a free block, with one reference. The caller has checked ``num_free``."""
-        block_id = self.free_ids.pop()
-        self.ref_counts[block_id] = 1
-        return block_id
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks, each with one reference. The caller has checked ``num_free``."""
+        block_ids = [self.free_ids.pop() for _ in range(num_blocks)]
+        for block_id in block_ids:
+            self.ref_counts[block_id] = 1
+        return block_ids
 
     def acquire(self, block_id: int) -> None:
         """Add a reference to a block that is in use or idle."""
         self.ref_counts[block_id] += 1
 
-    def release(self, block_id: int) -> bool:
-        """Drop a reference; True when it was the last one."""
-        assert self.ref_counts[block_id] > 0, f"block {block_id} released more often than acquired"
-        self.ref_counts[block_id] -= 1
-        return self.ref_counts[block_id] == 0
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """Drop a reference of each; returns those of which it was the last."""
+        ref_counts, released = self.ref_counts, []
+        for block_id in block_ids:
+            assert ref_counts[block_id] > 0, f"block {block_id} released more often than acquired"
+            ref_counts[block_id] -= 1
+            if ref_counts[block_id] == 0:
+                released.append(block_id)
+        return released
 
     def recycle(self, block_id: int) -> None:
         """Make a block without references free again."""

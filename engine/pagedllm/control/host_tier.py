@@ -41,7 +41,7 @@ class HostTier:
 
     def copy_out(self, block_id: int) -> int:
         """Copy a device block to a free host block, which the caller has made sure of; returns that."""
-        host_block = self.pool.allocate()
+        host_block = self.pool.allocate(1)[0]
         self._copies.append(BlockCopy("out", block_id, host_block))
         self.num_copied_out += 1
         return host_block
@@ -56,7 +56,7 @@ class HostTier:
         self._copies.append(BlockCopy("device", source, target))
 
     def free(self, host_block: int) -> None:
-        self.pool.release(host_block)
+        self.pool.release([host_block])
         self.pool.recycle(host_block)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from .block_pool import BlockPool
 from .host_tier import HostTier
+from .integrity import check_prefix_cache
 from .kv_counters import KVCounters, KVUsage
 from .pins import Pins
 from .prefix_cache import PrefixCache
 from .sequence import PrefixMatch, Sequence, SwappedBlocks
 
 __all__ = ["KVCacheManager"]
+
+
+_DROPPED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +101,29 @@ class KVCacheManager:
         cache, known = self.prefix_cache, sequence.match
         start: list[int] = []
         if known is not None and (not known.nodes or cache.generation_of(known.nodes[-1]) == known.generation):
-            if known.num_inserted == cache.num_inserted:
+            if known.epoch == cache.watched.epoch:
                 return known.nodes
-            parent = known.nodes[-1] if known.nodes else None
-            if known.next_tokens is None or cache.find(parent, sequence.salt, known.next_tokens) is None:
-                known.num_inserted = cache.num_inserted
+            if known.missing is not None and cache.lacks(known.missing, known.nodes, sequence.salt):
+                known.epoch = cache.watched.epoch
                 return known.nodes
             start = known.nodes
-        size, max_blocks = self.block_size, sequence.max_usable_prefix // self.block_size
-        nodes = cache.match(sequence.token_ids, sequence.salt, max_blocks, start=start)
-        num_known = len(nodes) * size
-        sequence.match = PrefixMatch(
-            nodes=nodes,
-            generation=cache.generation_of(nodes[-1]) if nodes else 0,
-            next_tokens=tuple(sequence.token_ids[num_known : num_known + size]) if len(nodes) < max_blocks else None,
-            num_inserted=cache.num_inserted,
-        )
+        self._forget_match(sequence)
+        tokens, size = sequence.token_ids, self.block_size
+        max_blocks = sequence.max_usable_prefix // size
+        nodes, missing = cache.match(tokens, sequence.salt, max_blocks, start=start), None
+        if len(nodes) < max_blocks:
+            begin = len(nodes) * size
+            missing = cache.edge_below(nodes, sequence.salt, cache.pack(tokens[begin : begin + size]))
+        if missing is not None:
+            cache.watched.watch(missing)
+        generation = cache.generation_of(nodes[-1]) if nodes else 0
+        sequence.match = PrefixMatch(nodes, generation, missing, cache.watched.epoch)
         return nodes
+
+    def _forget_match(self, sequence: Sequence) -> None:
+        if sequence.match is not None and sequence.match.missing is not None:
+            self.prefix_cache.watched.unwatch(sequence.match.missing)
+        sequence.match = None
 
     def admit(self, sequence: Sequence, num_reserved: int = 0) -> bool:
         """Give a waiting sequence what is there of its KV, if all its known tokens fit beside what is running.
@@ -134,6 +144,7 @@ class KVCacheManager:
         if num_needed + num_reserved > self.num_available - num_idle:
             return False
         self._take(sequence, found)
+        self._forget_match(sequence)
         self._count_hit(sequence, num_host_tokens=(len(found.nodes) - len(on_device)) * self.block_size)
         return True
 
@@ -146,42 +157,45 @@ class KVCacheManager:
         first = sequence.num_computed_tokens // size
         is_shared = first < len(table) and self.pool.ref_counts[table[first]] > 1
         num_new = -(-(sequence.num_computed_tokens + num_new_tokens) // size) - len(table)
-        if not num_new and not is_shared:
-            return True
         if num_new + is_shared > self.num_available:
             return False
         if is_shared:
-            source, table[first] = table[first], self._take_block()
+            source, table[first] = table[first], self._take_blocks(1)[0]
             self.host.copy_within_device(source, table[first])
-            self._release(source)
-        for _ in range(num_new):
-            table.append(self._take_block())
+            self.pool.release([source])
+        table += self._take_blocks(num_new)
+        sequence.num_writable_tokens = len(table) * size
         return True
 
     def publish(self, sequence: Sequence) -> None:
         """Offer the sequence's newly full blocks for reuse. Call it only after their KV has been written."""
-        cache, size = self.prefix_cache, self.block_size
-        num_nodes, num_full = len(sequence.nodes), sequence.num_computed_tokens // size
+        cache, size, nodes = self.prefix_cache, self.block_size, sequence.nodes
+        num_nodes, num_full = len(nodes), sequence.num_computed_tokens // size
         if num_nodes == num_full or not self.enable_prefix_caching or not sequence.publishes:
             return
+        parent = nodes[-1] if nodes else cache.root_of(sequence.salt)
         for i in range(num_nodes, num_full):
-            tokens = tuple(sequence.token_ids[i * size : (i + 1) * size])
-            parent = sequence.nodes[-1] if sequence.nodes else None
             block_id = sequence.block_table[i]
-            node = cache.find(parent, sequence.salt, tokens)
-            if node is None:
-                node = cache.insert(parent, sequence.salt, tokens, block_id)
-                self._node_of_block[block_id] = node
-                sequence.num_created_tokens += size if (i + 1) * size <= sequence.num_prompt_tokens else 0
-            elif cache.is_on_host(node):
-                self.host.free(cache.move_to_device(node, block_id))
-                self._node_of_block[block_id] = node
+            parent = cache.insert(parent, cache.pack(sequence.token_ids[i * size : (i + 1) * size]), block_id)
+            if cache.is_at(parent, block_id):
+                self._node_of_block[block_id] = parent
+                if (i + 1) * size <= sequence.num_prompt_tokens:
+                    sequence.num_created_tokens += size
             else:
-                # Someone published the same tokens first: one copy is enough.
-                sequence.block_table[i] = cache.block_of(node)
-                self._acquire(sequence.block_table[i])
-                self._release(block_id)
-            sequence.nodes.append(node)
+                self._use_published(sequence, i, parent)
+            nodes.append(parent)
+
+    def _use_published(self, sequence: Sequence, i: int, node: int) -> None:
+        """Let the i-th block of a sequence be that of a node with the same tokens, which somebody published first."""
+        cache, block_id = self.prefix_cache, sequence.block_table[i]
+        if cache.is_on_host(node):
+            self.host.free(cache.move_to_device(node, block_id))
+            self._node_of_block[block_id] = node
+        else:  # one copy is enough
+            sequence.block_table[i] = cache.block_of(node)
+            self._acquire(sequence.block_table[i])
+            for released in self.pool.release([block_id]):
+                self._retire(released)
 
     def free(self, sequence: Sequence, *, is_worth_keeping: bool = True) -> None:
         """Take back all that the sequence holds; published blocks stay cached until their room is needed.
@@ -192,15 +206,16 @@ class KVCacheManager:
         """
         self.prefix_cache.tick()
         # The last position first, so that leaves go idle before their parents.
-        for block_id in reversed(sequence.block_table):
-            self._release(block_id, is_worth_keeping=is_worth_keeping)
+        for block_id in self.pool.release(reversed(sequence.block_table)):
+            self._retire(block_id, is_worth_keeping=is_worth_keeping)
         if sequence.swapped is not None:
             for host_block in sequence.swapped.host_blocks:
                 self.host.free(host_block)
             sequence.swapped = None
+        self._forget_match(sequence)
         sequence.block_table = []
         sequence.nodes = []
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_writable_tokens = 0
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Free a running sequence's blocks such that its KV can come back; False, changing nothing, without room.
@@ -248,7 +263,7 @@ class KVCacheManager:
             for block_id in sequence.block_table:
                 ref_counts[block_id] += 1
         assert ref_counts == self.pool.ref_counts, "reference counts do not match the block tables"
-        node_of_block = self.prefix_cache.check_integrity(ref_counts)
+        node_of_block = check_prefix_cache(self.prefix_cache, ref_counts)
         assert node_of_block == self._node_of_block, "block to node map is wrong"
         free_ids = set(self.pool.free_ids)
         assert len(free_ids) == self.pool.num_free, "a block is free twice"
@@ -261,10 +276,14 @@ class KVCacheManager:
     def _check_host(self, waiting: Iterable[Sequence]) -> None:
         cache = self.prefix_cache
         used = [cache.host_block_of(node) for node in cache.nodes() if cache.is_on_host(node)]
+        watched = []
         for sequence in waiting:
             assert not sequence.block_table
             assert not sequence.nodes
             used.extend(() if sequence.swapped is None else sequence.swapped.host_blocks)
+            if sequence.match is not None and sequence.match.missing is not None:
+                watched.append(sequence.match.missing)
+        cache.watched.check_integrity(watched)
         everything = sorted([*used, *self.host.pool.free_ids])
         assert everything == list(range(self.host.pool.num_blocks)), "a host block is lost or held twice"
 
@@ -293,10 +312,11 @@ class KVCacheManager:
         if found.shared and sequence.leader is not None:
             num_full = found.num_tokens // self.block_size
             sequence.nodes = sequence.leader.nodes[:num_full]
+            sequence.leader.num_writable_tokens = 0
         for block_id in sequence.block_table:
             self._acquire(block_id)
         for node in found.nodes[len(on_device) :]:
-            block_id = self._take_block()
+            block_id = self._take_blocks(1)[0]
             self.host.copy_in(cache.move_to_device(node, block_id), block_id)
             self._node_of_block[block_id] = node
             sequence.block_table.append(block_id)
@@ -307,7 +327,7 @@ class KVCacheManager:
             for host_block in host_blocks[:num_left]:
                 self.host.free(host_block)
             for host_block in host_blocks[num_left:]:
-                sequence.block_table.append(self._take_block())
+                sequence.block_table += self._take_blocks(1)
                 self.host.copy_in(host_block, sequence.block_table[-1])
             sequence.swapped = None
         sequence.num_computed_tokens = found.num_tokens
@@ -328,26 +348,34 @@ class KVCacheManager:
             self.prefix_cache.set_used(node)
         self.pool.acquire(block_id)
 
-    def _release(self, block_id: int, *, is_worth_keeping: bool = True) -> None:
-        if not self.pool.release(block_id):
-            return
+    def _retire(self, block_id: int, *, is_worth_keeping: bool = True) -> None:
+        """Keep a block that nobody references any more for the prefix cache, or make it free."""
         node = self._node_of_block.get(block_id)
         if node is None:
             self.pool.recycle(block_id)
         else:
             self.prefix_cache.set_idle(node, is_worth_keeping=is_worth_keeping)
 
-    def _take_block(self) -> int:
-        if self.pool.num_free == 0:
-            self._evict()
-        return self.pool.allocate()
+    def _take_blocks(self, num_blocks: int) -> list[int]:
+        """Free blocks, or else those that have been unused longest."""
+        num_missing = num_blocks - len(self.pool.free_ids)
+        if num_missing > 0 and self.host.pool.num_blocks > 0:
+            for _ in range(num_missing):
+                self._evict()
+        elif num_missing > 0:
+            # Some more at once, out of very many, because the first costs more than those after it.
+            num_dropped = max(num_missing, min(_DROPPED_AT_ONCE, self.prefix_cache.num_evictable // 128))
+            for block_id in self.prefix_cache.drop_least_recent(num_dropped, self.counters):
+                del self._node_of_block[block_id]
+                self.pool.recycle(block_id)
+        return self.pool.allocate(num_blocks)
 
     def _evict(self) -> None:
         """Free the device block that has been unused longest; its KV moves to the host if that has room."""
         cache = self.prefix_cache
         node = cache.least_recent_leaf()
         block_id = cache.block_of(node)
-        self.counters.count_eviction(cache.age_of(node), cache.idle_time_of(node))
+        self.counters.count_evictions(1, cache.age_of(node), cache.idle_time_of(node))
         if (cache.is_worth_keeping(node) or cache.must_keep(node)) and self._has_host_room():
             cache.move_to_host(node, self.host.copy_out(block_id))
         else:

@@ -40,8 +40,9 @@ class KVCounters:
     num_reuses: int = 0
     reuse_gap_s: float = 0.0
 
-    def count_eviction(self, age_s: float, idle_s: float) -> None:
-        self.num_evictions += 1
+    def count_evictions(self, number: int, age_s: float, idle_s: float) -> None:
+        """Count blocks, with the sums of their ages and of the times for which they had been idle."""
+        self.num_evictions += number
         self.lifetime_s += age_s
         self.idle_before_evict_s += idle_s
 

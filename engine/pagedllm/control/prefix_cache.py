@@ -1,8 +1,10 @@
 """The prefix cache: an exact trie over full blocks of tokens, kept flat.
 
 An edge is ``(parent node, tokens of one full block) -> node``; looking it up compares the tokens themselves, so two
-prompts never meet by a hash collision. There are no node objects: a node is an index into parallel lists, and a
-hundred thousand of them give the garbage collector nothing to walk. One root per salt keeps tenants apart.
+prompts never meet by a hash collision. The tokens are packed into bytes: one object that keeps its hash, where a tuple
+would have one more for each token, spread over memory. There are no node objects either: a node is an index into
+parallel lists, and a hundred thousand of them give the garbage collector nothing to walk. One root per salt keeps
+tenants apart.
 
 A node's KV is in a block of the device's pool or of the host's. On every path device nodes come before host nodes: a
 device node moves to the host only when none of its children is on the device, and comes back only after its parent.
@@ -14,15 +16,17 @@ references a node references its ancestors too, all idle nodes that are not pinn
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
+from .kv_counters import KVCounters
 from .leaf_queue import LeafQueue
+from .watched_edges import Edge, WatchedEdges
 
-__all__ = ["PrefixCache"]
+__all__ = ["NO_BLOCK", "PrefixCache"]
 
-_Edge = tuple[int, tuple[int, ...]]
 _NO_PARENT = -1
-_NO_BLOCK = -1
+NO_BLOCK = -1
 
 
 class PrefixCache:
@@ -37,19 +41,21 @@ class PrefixCache:
         num_pinned: Device nodes that pins hold.
         num_pinned_idle: Those that are both.
         num_on_host: Host nodes.
-        num_inserted: Nodes ever inserted; tells that a match may have become longer.
+        watched: What those who wait lack.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self._pack = struct.Struct(f"{block_size}I").pack
         self.now = 0.0
-        self.num_idle = self.num_pinned = self.num_pinned_idle = self.num_on_host = self.num_inserted = 0
-        self._edges: dict[_Edge, int] = {}
+        self.num_idle = self.num_pinned = self.num_pinned_idle = self.num_on_host = 0
+        self._edges: dict[Edge, int] = {}
+        self.watched = WatchedEdges()
         self._roots: dict[str | None, int] = {}
         self._salts: dict[int, str | None] = {}
         self._blocks: list[int] = []
         self._host_blocks: list[int] = []
-        self._edge_of: list[_Edge] = []
+        self._edge_of: list[Edge] = []
         self._num_children: list[int] = []
         self._num_device_children: list[int] = []
         self._last_use: list[int] = []
@@ -76,46 +82,51 @@ class PrefixCache:
         """Device blocks that eviction can free."""
         return self.num_idle - self.num_pinned_idle
 
+    def pack(self, tokens: Sequence[int]) -> bytes:
+        """The tokens of one full block, as ``find`` and ``insert`` take them."""
+        return self._pack(*tokens)
+
     def match(
         self, token_ids: Sequence[int], salt: str | None, max_blocks: int, *, start: Sequence[int] = ()
     ) -> list[int]:
-        """Nodes of the longest cached prefix, at most ``max_blocks`` of them.
-
-        Args:
-            token_ids: The prompt.
-            salt: Whose prefixes to look among.
-            max_blocks: Where to stop.
-            start: Nodes of a shorter match that is known already.
-        """
+        """Nodes of the longest cached prefix, at most ``max_blocks`` of them, from ``start`` on, which is known."""
         nodes = list(start)
         node = nodes[-1] if nodes else self._roots.get(salt)
         if node is None:
             return nodes
-        size = self.block_size
+        size, pack = self.block_size, self._pack
         for begin in range(len(nodes) * size, max_blocks * size, size):
-            child = self._edges.get((node, tuple(token_ids[begin : begin + size])))
+            child = self._edges.get((node, pack(*token_ids[begin : begin + size])))
             if child is None:
                 break
             nodes.append(child)
             node = child
         return nodes
 
-    def find(self, parent: int | None, salt: str | None, tokens: tuple[int, ...]) -> int | None:
-        """The node for ``tokens`` below ``parent`` (None: below the salt's root), if there is one."""
-        node = self._roots.get(salt) if parent is None else parent
-        return None if node is None else self._edges.get((node, tokens))
+    def lacks(self, edge: Edge, nodes: Sequence[int], salt: str | None) -> bool:
+        """Whether that edge below a match, whose nodes are still there, is not; a root may be a new one meanwhile."""
+        return edge not in self._edges and (bool(nodes) or self._roots.get(salt) == edge[0])
+
+    def edge_below(self, nodes: Sequence[int], salt: str | None, tokens: bytes) -> Edge | None:
+        """Of a block below the last node of a match; None if the salt has no root yet."""
+        parent = nodes[-1] if nodes else self._roots.get(salt)
+        return None if parent is None else (parent, tokens)
 
     def block_of(self, node: int) -> int:
         """The device block; only of a device node."""
-        assert self._blocks[node] != _NO_BLOCK
+        assert self._blocks[node] != NO_BLOCK
         return self._blocks[node]
 
+    def is_at(self, node: int, block_id: int) -> bool:
+        """Whether the node's KV is in this device block."""
+        return self._blocks[node] == block_id
+
     def host_block_of(self, node: int) -> int:
-        assert self._host_blocks[node] != _NO_BLOCK
+        assert self._host_blocks[node] != NO_BLOCK
         return self._host_blocks[node]
 
     def is_on_host(self, node: int) -> bool:
-        return self._host_blocks[node] != _NO_BLOCK
+        return self._host_blocks[node] != NO_BLOCK
 
     def is_idle(self, node: int) -> bool:
         return self._is_idle[node]
@@ -164,8 +175,10 @@ class PrefixCache:
         self._last_use[node] = self._clock
         self._idle_since[node] = self.now
         self.num_idle += 1
-        self.num_pinned_idle += self._num_pins[node] > 0
-        self._offer_for_eviction(node)
+        if self._num_pins[node]:
+            self.num_pinned_idle += 1
+        elif self._num_device_children[node] == 0:
+            self._device_leaves.push(node, self._clock, self.num_idle)
 
     def set_used(self, node: int) -> None:
         """The node's block is referenced again."""
@@ -177,7 +190,7 @@ class PrefixCache:
     def pin(self, node: int) -> None:
         """Keep a device node, and with it its ancestors, from being evicted. Pins add up."""
         for item in self.path_to(node):
-            assert self._blocks[item] != _NO_BLOCK
+            assert self._blocks[item] != NO_BLOCK
             self._num_pins[item] += 1
             if self._num_pins[item] == 1:
                 self.num_pinned += 1
@@ -195,18 +208,28 @@ class PrefixCache:
 
     # --- Growing, moving and shrinking ---
 
-    def insert(self, parent: int | None, salt: str | None, tokens: tuple[int, ...], block_id: int) -> int:
-        """A new device node, referenced, below a device node (None: below the salt's root)."""
-        assert len(tokens) == self.block_size
-        if parent is None:
-            parent = self._roots.get(salt)
-            if parent is None:
-                parent = self._roots[salt] = self._new_node((_NO_PARENT, ()), _NO_BLOCK)
-                self._salts[parent] = salt
-        node = self._edges[(parent, tokens)] = self._new_node((parent, tokens), block_id)
-        self._num_children[parent] += 1
-        self._num_device_children[parent] += 1
-        self.num_inserted += 1
+    def root_of(self, salt: str | None) -> int:
+        """Where the prefixes of a salt begin; whoever asks inserts something below it."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = self._new_node((_NO_PARENT, b""), NO_BLOCK)
+            self._salts[root] = salt
+            self.watched.epoch += 1  # nobody can have watched what is below it
+        return root
+
+    def insert(self, parent: int, tokens: bytes, block_id: int) -> int:
+        """The node for a packed block below a device node or a root: a new one, referenced, unless it is there already.
+
+        What is there keeps its own block.
+        """
+        edge = (parent, tokens)
+        node = self._edges.get(edge)
+        if node is None:
+            assert len(tokens) == 4 * self.block_size
+            node = self._edges[edge] = self._new_node(edge, block_id)
+            self._num_children[parent] += 1
+            self._num_device_children[parent] += 1
+            self.watched.note(edge)
         return node
 
     def protect(self, nodes: Iterable[int]) -> None:
@@ -218,7 +241,7 @@ class PrefixCache:
     def move_to_device(self, node: int, block_id: int) -> int:
         """Give a host node a device block, which is referenced; returns the host block that it leaves."""
         host_block = self.host_block_of(node)
-        self._host_blocks[node], self._blocks[node] = _NO_BLOCK, block_id
+        self._host_blocks[node], self._blocks[node] = NO_BLOCK, block_id
         self._num_device_children[self._edge_of[node][0]] += 1
         self.num_on_host -= 1
         return host_block
@@ -242,13 +265,44 @@ class PrefixCache:
         del self._edges[edge]
         self._discard(node)
         self._num_children[parent] -= 1
-        if parent in self._salts:
-            if self._num_children[parent] == 0:
-                del self._roots[self._salts.pop(parent)]
-                self._discard(parent)
-        elif was_on_host:
+        if was_on_host:
             self._offer_for_eviction(parent)
+        self._discard_if_bare_root(parent)
         return block_id
+
+    def drop_least_recent(self, num_blocks: int, counters: KVCounters) -> list[int]:
+        """Forget that many device nodes, the least recently used leaf each time; returns their blocks.
+
+        Only where no node is on the host, and the caller has checked ``num_evictable``.
+        """
+        is_idle, num_children, num_device_children = self._is_idle, self._num_children, self._num_device_children
+        last_use, num_pins, now = self._last_use, self._num_pins, self.now
+        blocks: list[int] = []
+        age_s = idle_s = 0.0
+        node: int | None = None
+        while len(blocks) < num_blocks:
+            node = self.least_recent_leaf() if node is None else node
+            edge, used = self._edge_of[node], last_use[node]
+            age_s += now - self._inserted_at[node]
+            idle_s += now - self._idle_since[node]
+            blocks.append(self._blocks[node])
+            del self._edges[edge]
+            self._discard(node)
+            self.num_idle -= 1
+            node, parent = None, edge[0]
+            num_children[parent] -= 1
+            num_device_children[parent] -= 1
+            if not is_idle[parent]:
+                self._discard_if_bare_root(parent)
+            elif num_device_children[parent] == 0 and num_pins[parent] == 0:
+                if last_use[parent] == used:
+                    node = parent  # as old as its child, and nobody is older: it need not go through the queue
+                else:
+                    self._device_leaves.push(parent, last_use[parent], self.num_idle)
+        if node is not None:
+            self._device_leaves.push(node, last_use[node], self.num_idle)
+        counters.count_evictions(len(blocks), age_s, idle_s)
+        return blocks
 
     def clear(self) -> None:
         """Forget everything; whose blocks these were is the caller's to settle."""
@@ -261,7 +315,7 @@ class PrefixCache:
         self._device_leaves.clear()
         self._host_leaves.clear()
         self.num_idle = self.num_pinned = self.num_pinned_idle = self.num_on_host = 0
-        self.num_inserted += 1
+        self.watched.epoch += 1
 
     def least_recent_leaf(self) -> int:
         """The device node to evict next. The caller has checked ``num_evictable``."""
@@ -273,44 +327,13 @@ class PrefixCache:
         """The host node to drop next; None if none may be."""
         return self._host_leaves.pop()
 
-    def check_integrity(self, ref_counts: Sequence[int]) -> dict[int, int]:
-        """Verify the trie against the device pool's reference counts; returns ``{device block: node}``."""
-        node_of_block: dict[int, int] = {}
-        num_children, num_device_children = [0] * len(self._blocks), [0] * len(self._blocks)
-        for edge, node in self._edges.items():
-            assert self._edge_of[node] == edge, f"node {node} is filed under another edge"
-            num_children[edge[0]] += 1
-            assert (self._blocks[node] == _NO_BLOCK) == self.is_on_host(node), f"node {node} is in two tiers or none"
-            if self.is_on_host(node):
-                assert not self._is_idle[node]
-                assert self._num_pins[node] == 0
-                continue
-            num_device_children[edge[0]] += 1
-            assert edge[0] in self._salts or not self.is_on_host(edge[0]), "a device node below a host node"
-            block_id = self._blocks[node]
-            assert block_id not in node_of_block, f"block {block_id} is in the trie twice"
-            node_of_block[block_id] = node
-            assert self._is_idle[node] == (ref_counts[block_id] == 0), f"node {node}: idle flag is wrong"
-        assert num_children == self._num_children, "child counts are wrong"
-        assert num_device_children == self._num_device_children, "child counts on the device are wrong"
-        device = list(node_of_block.values())
-        pinned = [node for node in device if self._num_pins[node] > 0]
-        assert self.num_idle == sum(self._is_idle[node] for node in device)
-        assert self.num_pinned == len(pinned)
-        assert self.num_pinned_idle == sum(self._is_idle[node] for node in pinned)
-        assert self.num_on_host == len(self._edges) - len(device)
-        assert all(num_children[root] > 0 for root in self._roots.values()), "a root without children"
-        self._device_leaves.check_integrity(device)
-        self._host_leaves.check_integrity(node for node in self._edges.values() if self.is_on_host(node))
-        return node_of_block
-
     def path_to(self, node: int) -> Iterator[int]:
         """The node and its ancestors."""
         while node not in self._salts:
             yield node
             node = self._edge_of[node][0]
 
-    def _new_node(self, edge: _Edge, block_id: int) -> int:
+    def _new_node(self, edge: Edge, block_id: int) -> int:
         if self._free_nodes:
             node = self._free_nodes.pop()
             self._blocks[node], self._edge_of[node], self._inserted_at[node] = block_id, edge, self.now
@@ -318,7 +341,7 @@ class PrefixCache:
         for counts in (self._num_children, self._num_device_children, self._last_use, self._num_pins):
             counts.append(0)
         self._blocks.append(block_id)
-        self._host_blocks.append(_NO_BLOCK)
+        self._host_blocks.append(NO_BLOCK)
         self._edge_of.append(edge)
         self._is_idle.append(False)
         self._is_worth_keeping.append(True)
@@ -331,7 +354,7 @@ class PrefixCache:
         assert self._is_idle[node]
         assert self._num_device_children[node] == 0
         assert self._num_pins[node] == 0
-        block_id, self._blocks[node] = self._blocks[node], _NO_BLOCK
+        block_id, self._blocks[node] = self._blocks[node], NO_BLOCK
         self._is_idle[node] = False
         self.num_idle -= 1
         parent = self._edge_of[node][0]
@@ -339,9 +362,14 @@ class PrefixCache:
         self._offer_for_eviction(parent)
         return block_id
 
+    def _discard_if_bare_root(self, node: int) -> None:
+        if self._num_children[node] == 0 and node in self._salts:
+            del self._roots[self._salts.pop(node)]
+            self._discard(node)
+
     def _discard(self, node: int) -> None:
-        self._blocks[node] = self._host_blocks[node] = _NO_BLOCK
-        self._edge_of[node], self._is_idle[node] = (_NO_PARENT, ()), False
+        self._blocks[node] = self._host_blocks[node] = NO_BLOCK
+        self._edge_of[node], self._is_idle[node] = (_NO_PARENT, b""), False
         self._generations[node] += 1
         self._free_nodes.append(node)
 
@@ -361,7 +389,7 @@ class PrefixCache:
 
     def _is_host_leaf(self, node: int, last_use: int | None = None) -> bool:
         return (
-            self._host_blocks[node] != _NO_BLOCK
+            self._host_blocks[node] != NO_BLOCK
             and self._num_children[node] == 0
             and node not in self._protected
             and last_use in (None, self._last_use[node])

@@ -45,17 +45,18 @@ class PrefixMatch:
     Args:
         nodes: Of the prefix cache.
         generation: Of the last node, which lives as long as all of them.
-        next_tokens: The block that would make the match longer; None if it is as long as it may be.
-        num_inserted: The cache's when it was last seen not to have that: while it is the same, it still has not.
+        missing: The edge that would make it longer, which the cache watches; None if it is as long as it may be, or if
+            nothing with its salt was cached.
+        epoch: The cache's: while it is the same, there is no longer match.
     """
 
     nodes: list[int]
     generation: int
-    next_tokens: tuple[int, ...] | None
-    num_inserted: int
+    missing: tuple[int, bytes] | None
+    epoch: int
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)  # slots: every step reads a dozen fields of every sequence
 class Sequence:
     """Tokens, progress and KV blocks of one choice of one request.
 
@@ -76,6 +77,8 @@ class Sequence:
         leader: The request's first choice, whose prompt blocks the others share; None for the first itself.
         block_table: KV blocks in order of position. It grows at its end; an entry changes only to a block with the
             same KV.
+        num_writable_tokens: Up to where its blocks are there and, from ``num_computed_tokens`` on, its alone, as far as
+            is known without looking.
         nodes: Prefix-cache nodes of its leading full blocks; it holds a reference on each.
         publishes: Whether its full blocks still go to the prefix cache (not after a reset while it ran).
         swapped: Where its KV is while it waits after having been preempted.
@@ -109,6 +112,7 @@ class Sequence:
     num_cached_host_tokens: int = 0
     num_created_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    num_writable_tokens: int = 0
     nodes: list[int] = field(default_factory=list)
     publishes: bool = True
     swapped: SwappedBlocks | None = None
@@ -188,10 +192,9 @@ class Sequence:
         """Take a sampled token; sets ``finish_reason`` when it ends the text."""
         assert self.finish_reason is None
         self.token_ids.append(token_id)
-        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
-        if token_id in self.stop_token_ids and num_output_tokens > self.sampling.min_tokens:
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
             self.finish("stop", token_id)
-        elif num_output_tokens >= self.max_tokens:
+        elif len(self.token_ids) >= self.num_prompt_tokens + self.max_tokens:
             self.finish("length")
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:

@@ -6,7 +6,7 @@ import bisect
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .policies import Policy, Rank
 from .sequence import Sequence
@@ -105,8 +105,10 @@ class WaitingQueue:
     def _by_policy(self, preempted: list[Sequence]) -> Iterator[Sequence]:
         if self._policy.uses_priority:
             resuming = [(self._policy.rank_of_running(sequence), sequence) for sequence in preempted]
-            beginning = self._ranked[:_WINDOW]
-            yield from (entry[1] for entry in heapq.merge(resuming, beginning, key=lambda entry: entry[0]))
+            ranked: Iterable[tuple[Rank, Sequence]] = self._ranked[:_WINDOW]
+            if resuming:
+                ranked = heapq.merge(resuming, ranked, key=lambda entry: entry[0])
+            yield from (entry[1] for entry in ranked)
         elif self._policy.looks_at_cache:
             window = list(itertools.islice(self._arrived, _WINDOW))
             rank, num_cached = self._policy.rank, self._num_cached_tokens

@@ -1,0 +1,40 @@
+"""Which blocks, if the prefix cache had them, would make the match of somebody who waits longer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+__all__ = ["Edge", "WatchedEdges"]
+
+Edge = tuple[int, bytes]
+"""A node of the prefix cache, and the packed tokens of a block below it."""
+
+
+class WatchedEdges:
+    """Lets many wait without looking again in every step.
+
+    Attributes:
+        epoch: While it is the same, nothing that is watched has come.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._counts: Counter[Edge] = Counter()
+
+    def watch(self, edge: Edge) -> None:
+        self._counts[edge] += 1
+
+    def unwatch(self, edge: Edge) -> None:
+        """Take back one ``watch``."""
+        self._counts[edge] -= 1
+        if not self._counts[edge]:
+            del self._counts[edge]
+
+    def check_integrity(self, edges: Iterable[Edge]) -> None:
+        """Verify that exactly these are watched, each as often as it is given."""
+        assert self._counts == Counter(edges), "an edge is watched for nobody, or is not"
+
+    def note(self, edge: Edge) -> None:
+        """An edge has come."""
+        self.epoch += edge in self._counts
