@@ -135,7 +135,6 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.serving_report": ("matplotlib",),
     "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
     "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
-    "pagedllm_kernels.sampling": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),

@@ -278,7 +278,7 @@ def _build_core(
         swap_choice=swap_choice,
         step_cost=StepCost(max_stretch=config.max_itl_stretch, long_prompt=config.long_prefill_token_threshold),
     )
-    return EngineCore(scheduler, runner, Sampler(), tokenizer, on_step)
+    return EngineCore(scheduler, runner, Sampler(runner.kernels), tokenizer, on_step)
 
 
 def _describe(config: EngineConfig, core: EngineCore) -> ModelInfo:

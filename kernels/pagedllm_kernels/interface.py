@@ -1,4 +1,4 @@
-"""The operations of a decoder layer, as every implementation offers them."""
+"""The operations of a decoder layer and of sampling, as every implementation offers them."""
 
 from __future__ import annotations
 
@@ -108,6 +108,22 @@ class Kernels(Protocol):
 
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         """``silu(gate) * up``, or with GELU by tanh; [num_tokens, 2 * size] -> [num_tokens, size]."""
+        ...
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        """The most probable token of each row, the lowest id among equals; [num_rows, vocab_size] -> [num_rows]."""
+        ...
+
+    def sample(
+        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+    ) -> Tensor:
+        """Draw one token per row, as the function ``sampling.sample`` defines it; every implementation the same.
+
+        All but ``logits`` may be on the CPU in any case.
+
+        Returns:
+            [num_rows] int64.
+        """
         ...
 
 

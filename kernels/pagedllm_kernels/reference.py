@@ -14,6 +14,7 @@ from .kv_store import kv_store
 from .paged_attention import paged_attention
 from .rms_norm import norm_heads, rms_norm
 from .rope import apply_rope
+from .sampling import greedy, sample
 
 __all__ = ["ReferenceKernels"]
 
@@ -71,6 +72,14 @@ class ReferenceKernels:
 
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         return gelu_tanh_mul(gate_up) if gelu else silu_mul(gate_up)
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        return greedy(logits)
+
+    def sample(
+        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+    ) -> Tensor:
+        return sample(logits, temperatures, top_ks, top_ps, min_ps, keys)
 
 
 def _multiply(x: Tensor, *, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

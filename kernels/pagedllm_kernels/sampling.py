@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-__all__ = ["greedy", "gumbel_noise", "sample"]
+__all__ = ["draw", "greedy", "gumbel_noise", "sample"]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -17,18 +19,28 @@ def greedy(logits: Tensor) -> Tensor:
     Returns:
         [num_rows] int64.
     """
-    if _has_cpu_ops(logits) and logits.dtype == torch.float32 and logits.is_contiguous():
-        return torch.ops.pagedllm_cpu.greedy(logits)
     return logits.argmax(dim=-1)
 
 
-def _has_cpu_ops(x: Tensor) -> bool:
-    """Whether the C++ kernels, once loaded, serve here. They choose the same tokens."""
-    return x.device.type == "cpu" and hasattr(torch.ops.pagedllm_cpu, "draw")
+def draw(scaled: Tensor, keys: Tensor) -> Tensor:
+    """The best of scaled logit + noise, [num_rows] int64.
+
+    Args:
+        scaled: [num_rows, vocab_size] float32, the best of a row 0, what the filters removed -inf.
+        keys: [num_rows, 2] int64, the noise's.
+    """
+    return (scaled.double() + gumbel_noise(keys, scaled.shape[1])).argmax(dim=-1)
 
 
 def sample(
-    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    keys: Tensor,
+    *,
+    draw: Callable[[Tensor, Tensor], Tensor] = draw,
 ) -> Tensor:
     """Draw one token per row by the Gumbel-max trick (Gumbel, 1954): the best of ``logit / temperature + noise``.
 
@@ -48,30 +60,22 @@ def sample(
         top_ps: [num_rows] float32, in (0, 1].
         min_ps: [num_rows] float32, in [0, 1].
         keys: [num_rows, 2] int64, each in [0, 2**32): the noise's key.
+        draw: Does what the function ``draw`` does, faster.
 
-    Logits on a GPU are sampled there, from the same noise; the other arguments may then be on the CPU.
+    The other arguments may be on the CPU while the logits are not; they are copied there.
 
     Returns:
         [num_rows] int64.
     """
-    if logits.is_cuda:
-        from .triton.sampling import sample as sample_on_gpu  # noqa: PLC0415 - only who has a GPU needs Triton
-
-        return sample_on_gpu(logits, temperatures, top_ks, top_ps, min_ps, keys)
+    move = [item.to(logits.device) for item in (temperatures, top_ks, top_ps, min_ps, keys)]
+    temperatures, top_ks, top_ps, min_ps, keys = move
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(1)
     rows = ((top_ks < logits.shape[1]) | (top_ps < 1) | (min_ps > 0)).nonzero().squeeze(1)
     if rows.numel() > 0:
         removed = scaled[rows] < _thresholds(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])
         scaled[rows] = scaled[rows].masked_fill(removed, float("-inf"))
-    return _draw(scaled, keys)
-
-
-def _draw(scaled: Tensor, keys: Tensor) -> Tensor:
-    """The best of scaled logit + noise; the C++ kernels, once loaded, spare the noise of tokens that cannot win."""
-    if _has_cpu_ops(scaled):
-        return torch.ops.pagedllm_cpu.draw(scaled, keys)
-    return (scaled.double() + gumbel_noise(keys, scaled.shape[1])).argmax(dim=-1)
+    return draw(scaled, keys)
 
 
 _RANKED = 1024

@@ -11,6 +11,7 @@ from control_helpers import EOS, make_sequence
 
 from pagedllm.compute.logits import adjust_logits
 from pagedllm.compute.sampler import Sampler
+from pagedllm_kernels.reference import ReferenceKernels
 
 PROMPT, OUTPUT = [1, 2, 2, 3], [3, 3, 5]
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, -0.5, 0.25, 2.5, -4.0, 1.0, 4.0]])
@@ -78,11 +79,11 @@ def test_nothing_is_copied_when_nobody_asks():
 
 def test_greedy_follows_the_adjusted_logits():
     plain, biased = sequence_with(temperature=0.0), sequence_with(temperature=0.0, logit_bias={7: 50.0})
-    assert Sampler()(LOGITS.expand(2, -1), [plain, biased]) == [EOS, 7]
+    assert Sampler(ReferenceKernels())(LOGITS.expand(2, -1), [plain, biased]) == [EOS, 7]
 
 
 def test_a_banned_end_is_never_sampled():
-    sampler = Sampler()
+    sampler = Sampler(ReferenceKernels())
     for seed in range(200):
         sequence = sequence_with(temperature=2.0, min_tokens=10)
         sequence.seed = seed
@@ -90,7 +91,7 @@ def test_a_banned_end_is_never_sampled():
 
 
 def test_scores_are_log_probabilities_of_the_raw_logits():
-    scores = Sampler().score(LOGITS.expand(3, -1), [9, 7, 0], [0, 2, 20])
+    scores = Sampler(ReferenceKernels()).score(LOGITS.expand(3, -1), [9, 7, 0], [0, 2, 20])
     expected = LOGITS[0].double().log_softmax(0)
     assert [score.token_id for score in scores] == [9, 7, 0]
     for score in scores:
@@ -103,7 +104,7 @@ def test_scores_are_log_probabilities_of_the_raw_logits():
 def test_scores_are_finite():
     """-inf is not JSON: other servers have answered 500."""
     logits = torch.tensor([[0.0, float("-inf")]])
-    (score,) = Sampler().score(logits, [1], [2])
+    (score,) = Sampler(ReferenceKernels()).score(logits, [1], [2])
     assert score.logprob == -9999.0
     assert score.top[1] == (1, -9999.0)
 
@@ -111,7 +112,7 @@ def test_scores_are_finite():
 def test_many_rows_are_scored_in_slices_without_mixing_them():
     logits = torch.randn(150, 20, generator=torch.Generator().manual_seed(0))
     token_ids = [i % 20 for i in range(150)]
-    scores = Sampler().score(logits, token_ids, [i % 3 for i in range(150)])
+    scores = Sampler(ReferenceKernels()).score(logits, token_ids, [i % 3 for i in range(150)])
     expected = logits.log_softmax(-1)
     for i, score in enumerate(scores):
         assert score.logprob == pytest.approx(float(expected[i, token_ids[i]]), abs=1e-6)

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedllm_kernels.cpu.kernels import CPUKernels
+from pagedllm_kernels.reference import ReferenceKernels
 from pagedllm_kernels.sampling import _thresholds, greedy, gumbel_noise, sample
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 3.0, -1.0, 0.0, 2.5, -4.0]])
@@ -114,17 +116,18 @@ def test_extremes_stay_in_range(logits: list[float], temperature: float, top_p: 
     assert temperature > 1e-3 or row[0, token] >= row.max() - 30 * temperature
 
 
-def test_greedy_takes_the_first_of_equals():
-    assert greedy(torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]])).tolist() == [1, 0]
+def test_greedy_takes_the_first_of_equals(kernels: CPUKernels):
+    logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]])
+    assert greedy(logits).tolist() == kernels.greedy(logits).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, 1000])
-def test_greedy_finds_the_largest_wherever_it_is(vocab_size: int):
+def test_greedy_finds_the_largest_wherever_it_is(vocab_size: int, kernels: CPUKernels):
     """The last tokens of a vocabulary do not fill a vector, and filtered rows are full of -inf."""
     logits = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(0)).clamp(max=5.0)
     logits[::2] = -torch.inf
     logits.fill_diagonal_(9.0)
-    assert greedy(logits).tolist() == list(range(vocab_size))
+    assert greedy(logits).tolist() == kernels.greedy(logits).tolist() == list(range(vocab_size))
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 50.0])
@@ -156,3 +159,22 @@ def test_filters_need_no_whole_sort_but_know_when_they_do(spread: float, top_k: 
     for row, threshold in zip(scaled, thresholds, strict=True):
         kept = oracle(row.numpy(), 1.0, top_k, float(np.float32(top_p)), float(np.float32(min_p))) > 0
         assert abs(int((row >= threshold).sum()) - int(kept.sum())) <= 1, "equal but for a sum's last bits"
+
+
+def test_the_kernels_that_were_chosen_choose_the_tokens(kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch):
+    """Plain torch was asked for, and the C++ operations serve because another engine of the process has loaded them."""
+    logits = 3 * torch.randn(6, 5000)
+    rows = (torch.full((6,), 0.8), torch.full((6,), 50), torch.full((6,), 0.9), torch.zeros(6))
+    args = (logits, *rows, torch.randint(0, 2**32, (6, 2)))
+    plain = ReferenceKernels()
+    expected = plain.greedy(logits), plain.sample(*args)
+    assert torch.equal(kernels.greedy(logits), expected[0])
+    assert torch.equal(kernels.sample(*args), expected[1])
+    for operation in ("greedy", "draw"):
+        monkeypatch.setattr(torch.ops.pagedllm_cpu, operation, None)
+    assert torch.equal(plain.greedy(logits), expected[0])
+    assert torch.equal(plain.sample(*args), expected[1])
+    with pytest.raises(TypeError):
+        kernels.greedy(logits)
+    with pytest.raises(TypeError):
+        kernels.sample(*args)

@@ -127,7 +127,7 @@ class Run:
 
 def run_sequences(scheduler: Scheduler, runner: ModelRunner, work: list[Sequence], *, limit_s: float) -> Run:
     """Run all to their ends, or until the limit; what is left is then aborted."""
-    sampler = Sampler()
+    sampler = Sampler(runner.kernels)
     for sequence in work:
         scheduler.add([sequence])
     start, num_steps = time.perf_counter(), 0

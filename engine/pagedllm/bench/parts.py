@@ -68,6 +68,13 @@ class TimedKernels:
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         return self._timed("gated_activation", self._kernels.gated_activation, gate_up, gelu=gelu)
 
+    # Not timed by themselves: they are what the sampler's time is.
+    def greedy(self, logits: Tensor) -> Tensor:
+        return self._kernels.greedy(logits)
+
+    def sample(self, *args: Tensor) -> Tensor:
+        return self._kernels.sample(*args)
+
     def _timed(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         start = time.perf_counter()
         result = function(*args, **options)
@@ -214,4 +221,4 @@ def build_timed_core(
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    return EngineCore(_TimedScheduler(timeline, manager, config), runner, Sampler(), tokenizer, on_step)
+    return EngineCore(_TimedScheduler(timeline, manager, config), runner, Sampler(runner.kernels), tokenizer, on_step)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagedllm_kernels.sampling import greedy, sample
+from pagedllm_kernels.interface import Kernels
 
 from ..control.sequence import Sequence
 from .logits import adjust_logits
@@ -34,7 +34,14 @@ class Score:
 
 
 class Sampler:
-    """Samples one token per row of logits."""
+    """Samples one token per row of logits.
+
+    Args:
+        kernels: What chooses the tokens; the same ones whatever they are.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
 
     def __call__(self, logits: Tensor, sequences: List[Sequence]) -> list[int]:
         """Choose the next token of each sequence.
@@ -44,7 +51,7 @@ class Sampler:
             sequences: The rows' owners, with every sampling parameter filled in.
         """
         logits = adjust_logits(logits, sequences)
-        token_ids: list[int] = greedy(logits).tolist()
+        token_ids: list[int] = self._kernels.greedy(logits).tolist()
         rows = [i for i, sequence in enumerate(sequences) if (sequence.sampling.temperature or 0.0) >= GREEDY_BELOW]
         if rows:
             drawn = self._draw(logits[rows], [sequences[i] for i in rows])
@@ -78,7 +85,7 @@ class Sampler:
         vocab_size = logits.shape[1]
         params = [sequence.sampling for sequence in sequences]
         top_ks = [p.top_k if p.top_k is not None and 0 < p.top_k < vocab_size else vocab_size for p in params]
-        token_ids: list[int] = sample(
+        token_ids: list[int] = self._kernels.sample(
             logits,
             temperatures=torch.tensor([p.temperature for p in params]),
             top_ks=torch.tensor(top_ks),

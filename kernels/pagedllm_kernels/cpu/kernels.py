@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from ..interface import LayerStack, Linear, StackLayer, StackShape
 from ..rms_norm import norm_heads
+from ..sampling import sample
 from .build import detect_isa, load_library
 
 __all__ = ["CPUKernels"]
@@ -89,6 +90,18 @@ class CPUKernels:
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         activated: Tensor = torch.ops.pagedllm_cpu.gated_activation(gate_up, gelu)
         return activated
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
+            return logits.argmax(dim=-1)
+        token_ids: Tensor = torch.ops.pagedllm_cpu.greedy(logits)
+        return token_ids
+
+    def sample(
+        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+    ) -> Tensor:
+        # This draw spares the noise of tokens that cannot win.
+        return sample(logits, temperatures, top_ks, top_ps, min_ps, keys, draw=torch.ops.pagedllm_cpu.draw)
 
     def prepare_stack(self, layers: List[StackLayer], shape: StackShape) -> LayerStack | None:
         products = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]

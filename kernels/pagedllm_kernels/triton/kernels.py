@@ -14,6 +14,7 @@ from .call import is_interpreted
 from .paged_attention import paged_attention
 from .rms_norm import add_rms_norm, norm_heads
 from .rope import rope_store
+from .sampling import sample
 
 __all__ = ["TritonKernels"]
 
@@ -80,6 +81,14 @@ class TritonKernels:
 
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         return gated_activation(gate_up, gelu=gelu)
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        return logits.argmax(dim=-1)
+
+    def sample(
+        self, logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor, keys: Tensor
+    ) -> Tensor:
+        return sample(logits, temperatures, top_ks, top_ps, min_ps, keys)
 
 
 def _multiply(x: Tensor, *, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
