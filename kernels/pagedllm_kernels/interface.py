@@ -10,7 +10,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Kernels", "KernelsUnavailableError", "LayerStack", "Linear", "StackKernels", "StackLayer", "StackShape"]
+__all__ = [
+    "CopyKernels",
+    "Kernels",
+    "KernelsUnavailableError",
+    "LayerStack",
+    "Linear",
+    "StackKernels",
+    "StackLayer",
+    "StackShape",
+]
 
 Linear = Callable[[Tensor], Tensor]
 """``[num_rows, in] -> [num_rows, out]``."""
@@ -123,6 +132,23 @@ class Kernels(Protocol):
 
         Returns:
             [num_rows] int64.
+        """
+        ...
+
+
+@runtime_checkable
+class CopyKernels(Protocol):
+    """Kernels that copy many KV blocks in one launch."""
+
+    def copy_blocks(self, source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy the pieces of blocks in every plane.
+
+        Args:
+            source: [num_planes, num_source_blocks, ...]; a piece is contiguous, planes and blocks lie anywhere.
+            target: [num_planes, num_target_blocks, ...]; likewise, changed. May be ``source``, as long as no block is
+                both read and written.
+            source_ids: [num_copies] int32.
+            target_ids: [num_copies] int32, none twice.
         """
         ...
 

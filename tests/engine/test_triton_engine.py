@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_helpers import assert_at_rest, request, run, token_ids
 from tiny_models import write_hf_model
+from torch import Tensor
 
 from pagedllm.config import EngineConfig
 from pagedllm.errors import ConfigError
@@ -46,6 +47,33 @@ def test_same_tokens_as_on_the_cpu(family: str, tmp_path: Path):
     options = {"dtype": "float32", "max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 4}
     config = {"model": str(tmp_path), "kv_cache_memory_bytes": 2**18, **options}
     assert answers(EngineConfig(**config, kernels="triton")) == answers(EngineConfig(**config, kernels="reference"))
+
+
+def test_same_tokens_after_a_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Gather, staging and scatter, as a GPU would do them, with blocks in an order of their own."""
+    write_hf_model(tmp_path, "qwen3", num_layers=2)
+    staged: list[int] = []
+    copy_blocks = TritonKernels.copy_blocks
+
+    def count(kernels: TritonKernels, source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+        staged.append(len(source_ids))
+        copy_blocks(kernels, source, target, source_ids, target_ids)
+
+    monkeypatch.setattr(TritonKernels, "copy_blocks", count)
+    options = {"dtype": "float32", "max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 4}
+    config = {"model": str(tmp_path), "swap_space": 0.001, "preemption_mode": "swap", **options}
+    requests = [request(prompt, 8) for prompt in PROMPTS]
+    with LocalEngine(EngineConfig(**config, kernels="reference")) as engine:
+        expected = [token_ids(output) for output in run(engine, *requests)]
+        pool_bytes = 9 * 4 * engine.model_info().kv_bytes_per_token
+    pool = {"max_model_len": 32, "kv_cache_memory_bytes": pool_bytes}
+    with LocalEngine(EngineConfig(**config, **pool, kernels="triton")) as engine:
+        assert [token_ids(output) for output in run(engine, *requests)] == expected
+        stats = engine.stats()
+        assert_at_rest(stats)
+    assert stats.num_preemptions_by_swap > 0
+    assert stats.num_swapped_in_blocks > 0
+    assert sum(staged) >= stats.num_swapped_in_blocks + stats.num_swapped_out_blocks
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

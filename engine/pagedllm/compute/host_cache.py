@@ -12,15 +12,17 @@ import torch
 from ..control.host_tier import BlockCopy
 from .kv_cache import KVCache
 
-__all__ = ["HostCache"]
+__all__ = ["MEASURED_BLOCKS", "HostCache", "runs_of_copies"]
 
-_MEASURED_BLOCKS = 64
+MEASURED_BLOCKS = 64
+"""Copied to tell the rate."""
 
 
 class HostCache:
     """A second pool of blocks, each in one piece.
 
-    Where the engine runs on a CPU the device's memory is the host's too; the copies are real all the same.
+    Copies are done when ``copy`` returns. Where the engine runs on a CPU the device's memory is the host's too; the
+    copies are real all the same.
 
     Args:
         device_cache: The pool that it backs.
@@ -36,7 +38,7 @@ class HostCache:
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Do the copies with the effect of doing them one after the other."""
-        for kind, sources, targets in _batches(copies):
+        for kind, sources, targets in runs_of_copies(copies):
             source = self._host if kind == "in" else self._device
             target = self._host if kind == "out" else self._device
             blocks = source.index_select(0, torch.tensor(sources, device=source.device))
@@ -44,7 +46,7 @@ class HostCache:
 
     def measure_copy_rate(self) -> float:
         """Bytes per second of copies to the host, measured on a few blocks, whose contents stay as they are."""
-        num_blocks = min(_MEASURED_BLOCKS, len(self._host), len(self._device))
+        num_blocks = min(MEASURED_BLOCKS, len(self._host), len(self._device))
         copies = [BlockCopy("out", index, index) for index in range(num_blocks)]
         self.copy(copies)  # the first time, the system provides the pages
         start = time.perf_counter()
@@ -53,17 +55,22 @@ class HostCache:
         return num_blocks * self._device[0].numel() * self._device.dtype.itemsize / seconds
 
 
-def _batches(copies: Sequence[BlockCopy]) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Runs of copies of one kind that may be done at once: none writes what another of them reads or writes."""
+def runs_of_copies(copies: Sequence[BlockCopy]) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Runs of copies of one kind, as (kind, sources, targets), whose order among themselves does not matter.
+
+    No block is written twice in a run, and within the device none is both read and written.
+    """
     for kind, group in itertools.groupby(copies, key=lambda copy: copy.kind):
         sources: list[int] = []
         targets: list[int] = []
+        read: set[int] = set()
         written: set[int] = set()
         for copy in group:
-            if copy.target in written or (kind == "device" and copy.source in written):
+            if copy.target in written or (kind == "device" and (copy.source in written or copy.target in read)):
                 yield kind, sources, targets
-                sources, targets, written = [], [], set()
+                sources, targets, read, written = [], [], set(), set()
             sources.append(copy.source)
             targets.append(copy.target)
+            read.add(copy.source)
             written.add(copy.target)
         yield kind, sources, targets

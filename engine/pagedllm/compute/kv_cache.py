@@ -29,6 +29,7 @@ class KVCache:
         keys: Per layer [num_blocks, block_size, num_kv_heads, head_dim].
         values: As ``keys``.
         blocks: The same memory by block [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+        planes: The same memory by plane [2 * num_layers, num_blocks, block_size, num_kv_heads, head_dim].
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class KVCache:
         self.values = [pool[layer, 1] for layer in range(config.num_layers)]
         # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
         self.blocks = pool.permute(2, 0, 1, 3, 4, 5)
+        self.planes = pool.flatten(0, 1)
 
 
 def _allocate_pages(num_elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagedllm_kernels.interface import Kernels, KernelsUnavailableError
+from pagedllm_kernels.interface import CopyKernels, Kernels, KernelsUnavailableError
 from pagedllm_kernels.registry import KERNELS, select_kernels
 
 from ..config import EngineConfig
@@ -23,6 +23,7 @@ from ..files.locate import ModelFiles
 from .cuda_device import gpu_dtype, move_batch, resolve_device
 from .cuda_graphs import DecodeGraphs, cuda_capture
 from .cuda_memory import measure_pool_bytes
+from .cuda_swap import StagedHostCache, make_staged_host_cache
 from .forward_batch import ForwardBatch
 from .host_cache import HostCache
 from .kv_cache import KVCache, kv_bytes_per_token
@@ -78,7 +79,12 @@ class ModelRunner:
         else:
             self._load_on_gpu(config, files)
         self.num_host_blocks = num_host_blocks(config, self.bytes_per_token)
-        self._host_cache = HostCache(self.kv_cache, self.num_host_blocks)
+        # Plain torch on a GPU, which is for comparison, waits for each copy.
+        self._host_cache: HostCache | StagedHostCache = (
+            make_staged_host_cache(self.kv_cache, self.num_host_blocks, kernels, self.device)
+            if isinstance(kernels, CopyKernels)
+            else HostCache(self.kv_cache, self.num_host_blocks)
+        )
         self.copy_bytes_per_s = self._host_cache.measure_copy_rate() if self.num_host_blocks else None
         logger.info("loaded %s as %s in %.1f s", files.name, config.dtype, time.monotonic() - start)
 
@@ -91,8 +97,12 @@ class ModelRunner:
             return self._graphs.run(batch)
         return self.decoder.forward(batch, self.kv_cache)
 
+    @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy KV blocks within the device and between device and host, in this order; before ``run``."""
+        """Copy KV blocks within the device and between device and host, in this order; before ``run``.
+
+        On a GPU copies to the host may go on while the step computes.
+        """
         self._host_cache.copy(copies)
 
     def _make_pool(self, config: EngineConfig) -> None:

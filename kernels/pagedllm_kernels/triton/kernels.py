@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from ..interface import Linear
 from .activation import gated_activation, tanh
 from .call import is_interpreted
+from .kv_copy import copy_blocks
 from .paged_attention import paged_attention
 from .rms_norm import add_rms_norm, norm_heads
 from .rope import rope_store
@@ -23,7 +24,10 @@ _MAX_HEAD_DIM = 256
 
 
 class TritonKernels:
-    """Implements ``Kernels``. Calls return before the device is done; results are safe on the same stream."""
+    """Implements ``Kernels`` and ``CopyKernels``.
+
+    Calls return before the device is done; results are safe on the same stream.
+    """
 
     name = "triton"
 
@@ -81,6 +85,9 @@ class TritonKernels:
 
     def gated_activation(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         return gated_activation(gate_up, gelu=gelu)
+
+    def copy_blocks(self, source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+        copy_blocks(source, target, source_ids, target_ids)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return logits.argmax(dim=-1)

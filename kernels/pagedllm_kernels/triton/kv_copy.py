@@ -1,8 +1,9 @@
 """Copying whole KV blocks: within the pool, and between the pool and a staging buffer for swapping.
 
 A pool is [num_planes, num_blocks, ...]: keys and values of every layer are planes, and a block has a piece in each.
-Moving pieces one by one with ``copy_`` would be one call for every block and plane; here all are one launch. Bound by
-memory: each byte is read and written once.
+Moving pieces one by one with ``copy_`` would be one call for every block and plane; here all are one launch. A staging
+buffer has the pieces of a block side by side, so that one transfer moves a whole block, or several. Bound by memory:
+each byte is read and written once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from .call import KernelCall
 
-__all__ = ["copy_blocks", "gather_blocks", "plan_copy", "scatter_blocks"]
+__all__ = ["copy_blocks", "plan_copy"]
 
 _WORDS_PER_PROGRAM = 2048
 
@@ -26,7 +27,9 @@ def _copy_kernel(
     source_ids_ptr,
     target_ids_ptr,
     source_plane,
+    source_block,
     target_plane,
+    target_block,
     WORDS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -36,16 +39,17 @@ def _copy_kernel(
     source = tl.load(source_ids_ptr + i).to(tl.int64)
     target = tl.load(target_ids_ptr + i).to(tl.int64)
     inside = words < WORDS
-    piece = tl.load(source_ptr + plane * source_plane + source * WORDS + words, mask=inside, other=0)
-    tl.store(target_ptr + plane * target_plane + target * WORDS + words, piece, mask=inside)
+    piece = tl.load(source_ptr + plane * source_plane + source * source_block + words, mask=inside, other=0)
+    tl.store(target_ptr + plane * target_plane + target * target_block + words, piece, mask=inside)
 
 
 def plan_copy(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> KernelCall:
     """Piece ``source_ids[i]`` of every plane to ``target_ids[i]``; one program per block, plane and 8 KiB.
 
     Args:
-        source: [num_planes, num_source_blocks, ...], contiguous.
-        target: [num_planes, num_target_blocks, ...]; may be ``source``, as long as no block is both read and written.
+        source: [num_planes, num_source_blocks, ...]; a piece is contiguous, planes and blocks lie anywhere.
+        target: [num_planes, num_target_blocks, ...]; likewise, changed. May be ``source``, as long as no block is both
+            read and written.
         source_ids: [num_copies] int32.
         target_ids: [num_copies] int32, none twice.
     """
@@ -61,7 +65,9 @@ def plan_copy(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Te
             "source_ids_ptr": source_ids,
             "target_ids_ptr": target_ids,
             "source_plane": source.stride(0),
+            "source_block": source.stride(1),
             "target_plane": target.stride(0),
+            "target_block": target.stride(1),
         },
         constants={"WORDS": words, "CHUNK": _WORDS_PER_PROGRAM},
         # 16 words a thread, as four loads of 16 bytes that are in flight together.
@@ -69,19 +75,6 @@ def plan_copy(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Te
     )
 
 
-def copy_blocks(pool: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
-    """Copy blocks within a pool; see ``plan_copy``."""
-    plan_copy(pool, pool, source_ids, target_ids).launch()
-
-
-def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
-    """Blocks side by side, as a buffer to send away: [num_planes, len(block_ids), ...]."""
-    out = pool.new_empty(pool.shape[0], block_ids.shape[0], *pool.shape[2:])
-    plan_copy(pool, out, block_ids, torch.arange(block_ids.shape[0], dtype=torch.int32, device=pool.device)).launch()
-    return out
-
-
-def scatter_blocks(pool: Tensor, block_ids: Tensor, blocks: Tensor) -> None:
-    """The reverse of ``gather_blocks``; changes ``pool``."""
-    order = torch.arange(block_ids.shape[0], dtype=torch.int32, device=pool.device)
-    plan_copy(blocks, pool, order, block_ids).launch()
+def copy_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+    """Copy blocks on the current stream; see ``plan_copy``."""
+    plan_copy(source, target, source_ids, target_ids).launch()
