@@ -233,7 +233,9 @@ class BackendModel(BaseModel):
         """Most requests that are worth a thread each."""
         if self._is_remote:
             return self.max_connections
-        return EngineConfig().max_num_seqs if self.engine is not None else self._engine_config().max_num_seqs
+        config = EngineConfig() if self.engine is not None else self._engine_config()
+        # What "auto" means, only a loaded engine knows, and a given one may be far away.
+        return config.step_limits("cuda" if config.device == "cuda" else "cpu").max_num_seqs
 
     def _max_model_len(self) -> int | None:
         """The longest sequence in tokens, without loading the model or asking a server; None if it is not known."""

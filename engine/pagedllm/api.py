@@ -191,6 +191,7 @@ class ModelInfo:
         max_model_len: Longest sequence, prompt and completion together, in tokens.
         kernels: Which implementation of the operations serves, such as ``"cpu"`` or ``"reference"``.
         kv_bytes_per_token: Bytes of KV cache that one token takes, over all layers.
+        max_num_seqs: Most sequences in one step; 0 where it is not known.
     """
 
     model: str
@@ -204,6 +205,7 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
+    max_num_seqs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

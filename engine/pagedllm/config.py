@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from .errors import ConfigError
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig"]
+__all__ = ["DEFAULT_GPU_MEMORY_UTILIZATION", "DEFAULT_MODEL", "EngineConfig", "StepLimits"]
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
 _POLICIES = ("fcfs", "priority", "shortest", "cache_aware")
@@ -31,6 +32,26 @@ _TEMPLATE_NAMES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepLimits:
+    """The most that one step may hold.
+
+    Args:
+        max_num_seqs: Sequences.
+        max_num_batched_tokens: Tokens, at least one for each of them.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+# By torch's type of device. A GPU needs large steps to be busy; a CPU is busy sooner, and users wait for its steps.
+_STEP_LIMITS = {
+    "cpu": StepLimits(max_num_seqs=64, max_num_batched_tokens=512),
+    "cuda": StepLimits(max_num_seqs=256, max_num_batched_tokens=8192),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What an engine is built from. Names follow vLLM's.
 
@@ -39,13 +60,16 @@ class EngineConfig:
             ``org/model[@revision][:file.gguf]``.
         dtype: Type of weights and KV cache; ``"auto"`` is bfloat16 where the device computes with it, else float32,
             on a GPU float16.
-        device: ``"cpu"``; ``"cuda"``, the first GPU; ``"auto"``, a GPU where there is one.
+        device: ``"cpu"``; ``"cuda"``, the first GPU; ``"auto"``, a GPU where there is one that
+            the Triton kernels run on, else the CPU, with a log line that says why.
         kernels: ``"cpu"``, C++ compiled at first use; ``"triton"``, for GPUs; ``"reference"``, plain torch;
             ``"auto"``, what ``PAGEDLLM_KERNELS`` says, else the first that runs here.
         max_model_len: Longest sequence, prompt and completion together, in tokens. None: the model's own limit,
             lowered (with a log line) to what the KV pool holds.
-        max_num_seqs: Most sequences in one step.
-        max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks of at most this.
+        max_num_seqs: Most sequences in one step. None: 64 on a CPU, 256 on a GPU, lowered (with a log line) to what
+            the KV pool holds.
+        max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks of at most this. None:
+            512 on a CPU, 8192 on a GPU, lowered likewise.
         block_size: Tokens per KV block.
         kv_cache_memory_bytes: Size of the KV pool. None on CPU: the least of 25 % of the available memory, 512 MiB
             and what ``max_num_seqs`` sequences of ``max_model_len`` need. None on a GPU: what
@@ -84,8 +108,8 @@ class EngineConfig:
     device: str = "auto"
     kernels: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
@@ -116,9 +140,12 @@ class EngineConfig:
             raise ConfigError.for_value("device", self.device, f"must be one of {', '.join(_DEVICES)}")
         if self.kernels not in _KERNELS:
             raise ConfigError.for_value("kernels", self.kernels, f"must be one of {', '.join(_KERNELS)}")
-        for option in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold"):
+        for option in ("block_size", "long_prefill_token_threshold"):
             self._check_positive(option, getattr(self, option))
-        for option in ("max_model_len", "kv_cache_memory_bytes", "max_num_queued_reqs"):
+        for option in (
+            *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"),
+            "max_num_queued_reqs",
+        ):
             if getattr(self, option) is not None:
                 self._check_positive(option, getattr(self, option))
         for option in ("enforce_eager", "enable_prefix_caching"):
@@ -127,7 +154,7 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1):
             raise ConfigError.for_value("gpu_memory_utilization", share, "must be above 0 and at most 1")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if (self.max_num_batched_tokens or math.inf) < (self.max_num_seqs or 0):
             raise ConfigError.for_value(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
@@ -171,7 +198,9 @@ class EngineConfig:
             if not isinstance(name, str) or not name.isidentifier() or name in _TEMPLATE_NAMES:
                 taken = ", ".join(sorted(_TEMPLATE_NAMES))
                 raise ConfigError.for_value(option, name, f"must be a name, and none of {taken}")
-            if not (value is None or isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))):
+            if not (
+                value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+            ):
                 raise ConfigError.for_value(
                     option, {name: value}, "a value must be a string, a number, True, False or None"
                 )
@@ -187,6 +216,25 @@ class EngineConfig:
             raise ConfigError(f"unknown engine option {unknown[0]!r}; known: {', '.join(known)}")
         return cls(**options)
 
+    def step_limits(self, device_type: str) -> StepLimits:
+        """The limits that were asked for; what was not is the device's default, fitted to the other one.
+
+        Args:
+            device_type: ``"cpu"`` or ``"cuda"``.
+        """
+        default = _STEP_LIMITS[device_type]
+        num_seqs = self.max_num_seqs or min(default.max_num_seqs, self.max_num_batched_tokens or math.inf)
+        num_tokens = self.max_num_batched_tokens or max(default.max_num_batched_tokens, num_seqs)
+        return StepLimits(max_num_seqs=int(num_seqs), max_num_batched_tokens=int(num_tokens))
+
+    def lower_limits(self, limits: StepLimits, *, max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
+        """Limits lowered to others, at least 1 each, where they were not asked for."""
+        num_tokens = self.max_num_batched_tokens
+        if num_tokens is None:
+            num_tokens = min(limits.max_num_batched_tokens, max(max_num_batched_tokens, self.max_num_seqs or 1))
+        num_seqs = self.max_num_seqs or min(limits.max_num_seqs, max(max_num_seqs, 1), num_tokens)
+        return StepLimits(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+
     @staticmethod
     def _check_positive(option: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -194,4 +242,4 @@ class EngineConfig:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -271,8 +271,8 @@ def _build_core(
     )
     scheduler = Scheduler(
         manager,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=runner.limits.max_num_seqs,
+        max_num_batched_tokens=runner.limits.max_num_batched_tokens,
         policy=POLICIES[config.scheduling_policy],
         max_num_queued_requests=config.max_num_queued_reqs,
         swap_choice=swap_choice,
@@ -295,6 +295,7 @@ def _describe(config: EngineConfig, core: EngineCore) -> ModelInfo:
         block_size=config.block_size,
         num_blocks=runner.pool_size.num_blocks,
         kv_bytes_per_token=runner.bytes_per_token,
+        max_num_seqs=runner.limits.max_num_seqs,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .cost import H200
-from .triton.call import is_interpreted
+from .triton.call import PER_BATCH, is_interpreted
 from .triton.cases import MODELS, Case, model_cases
 from .triton.compiling import SHARED_LIMITS, Compiled, compile_call
 
@@ -45,8 +45,10 @@ class Row:
         """Launches that are compiled to the same code: what is constant, and the types and divisibility of the rest."""
         call = self.case.call
         kinds = [
-            str(value.dtype) if isinstance(value, torch.Tensor) else (type(value), value == 1, value % 16 == 0)
-            for value in call.args.values()
+            str(value.dtype)
+            if isinstance(value, torch.Tensor)
+            else (type(value), *((value == 1, value % 16 == 0) if name not in PER_BATCH else ()))
+            for name, value in call.args.items()
         ]
         return (call.kernel.__name__, *call.constants.items(), *kinds, *call.options.items())
 

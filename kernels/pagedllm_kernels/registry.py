@@ -57,6 +57,8 @@ def _triton_kernels(dtype: torch.dtype, device: torch.device, head_dim: int) -> 
     except ImportError as error:
         raise KernelsUnavailableError(f"kernels='triton': {error}; install triton") from error
     reason = TritonKernels.refusal(dtype, device=device, head_dim=head_dim)
+    if reason is None and device.type == "cuda":
+        reason = TritonKernels.failure(device)
     if reason is not None:
         raise KernelsUnavailableError(f"kernels='triton': {reason}")
     return TritonKernels()

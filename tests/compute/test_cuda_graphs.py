@@ -11,11 +11,10 @@ from tiny_models import write_hf_llama
 
 from pagedllm.compute.cuda_device import move_batch
 from pagedllm.compute.cuda_graphs import DecodeGraphs, Graph, batch_sizes
-from pagedllm.compute.cuda_memory import largest_batch, pool_bytes_left
+from pagedllm.compute.cuda_memory import largest_batch
 from pagedllm.compute.forward_batch import ForwardBatch
 from pagedllm.compute.model_runner import ModelRunner
-from pagedllm.config import EngineConfig
-from pagedllm.errors import ConfigError
+from pagedllm.config import EngineConfig, StepLimits
 from pagedllm.files.locate import locate_model
 
 CPU = torch.device("cpu")
@@ -110,7 +109,7 @@ def test_what_is_no_decode_is_left_to_the_ordinary_way(runner: ModelRunner):
     graphs = DecodeGraphs(lambda batch: batch.input_ids, FakeCapture(), max_num_seqs=3, max_num_blocks=2, device=CPU)
     assert graphs.fits(decode_batch([3, 1, 2]))
     assert not graphs.fits(decode_batch([3, 1, 2, 2]))
-    assert not graphs.fits(largest_batch(EngineConfig(), 100, CPU))
+    assert not graphs.fits(largest_batch(EngineConfig().step_limits("cpu"), 100, 4, CPU))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +123,8 @@ def test_batch_sizes(max_num_seqs: int, sizes: list[int]):
 @pytest.mark.parametrize("max_model_len", [4, 100])
 def test_the_largest_step(max_model_len: int):
     """A step that takes more memory than the one that was measured."""
-    config = EngineConfig(max_num_seqs=7, max_num_batched_tokens=50, block_size=4)
-    batch = largest_batch(config, max_model_len, CPU)
+    limits = StepLimits(max_num_seqs=7, max_num_batched_tokens=50)
+    batch = largest_batch(limits, max_model_len, 4, CPU)
     lens = [min(length, max_model_len) for length in (8, 7, 7, 7, 7, 7, 7)]
     assert batch.seq_lens.tolist() == lens
     assert batch.positions.tolist() == [position for length in lens for position in range(length)]
@@ -133,7 +132,22 @@ def test_the_largest_step(max_model_len: int):
     assert (batch.slot_mapping == -1).all()
 
 
-def test_what_is_left_for_the_pool():
-    assert pool_bytes_left(total=1000, peak=300, others=100, utilization=0.9) == 500
-    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.5: .*nothing is left"):
-        pool_bytes_left(total=1000, peak=450, others=100, utilization=0.5)
+@pytest.mark.parametrize("lens", [[3], [5, 9, 1], [7, 2, 12, 1, 4]])
+def test_a_batch_is_moved_as_it_is_and_begins_where_kernels_want_it(lens: list[int]):
+    """Parts that are cut off or mixed up in one copy; or compiled for anew because they begin anywhere."""
+    batch = decode_batch(lens)
+    moved = move_batch(batch, CPU)
+    for name in (
+        "input_ids",
+        "positions",
+        "slot_mapping",
+        "logits_indices",
+        "block_tables",
+        "cu_seqlens_q",
+        "seq_lens",
+    ):
+        before, after = getattr(batch, name), getattr(moved, name)
+        assert torch.equal(before, after), name
+        assert before.dtype == after.dtype
+        assert after.is_contiguous()
+        assert after.data_ptr() % 16 == 0, name

@@ -6,13 +6,21 @@ import logging
 
 import pytest
 
-from pagedllm.compute.memory import available_memory_bytes, gpu_pool_bytes, num_blocks_for, plan_pool
-from pagedllm.config import EngineConfig
+from pagedllm.compute.memory import (
+    available_memory_bytes,
+    fit_limits,
+    fit_limits_to_gpu,
+    gpu_pool_bytes,
+    num_blocks_for,
+    plan_pool,
+)
+from pagedllm.config import EngineConfig, StepLimits
 from pagedllm.errors import ConfigError
 
 
 def plan(bytes_per_token: int = 1000, model_max_len: int = 1024, **options):
-    return plan_pool(EngineConfig(**options), bytes_per_token=bytes_per_token, model_max_len=model_max_len)
+    config = EngineConfig(**options)
+    return plan_pool(config, config.step_limits("cpu"), bytes_per_token=bytes_per_token, model_max_len=model_max_len)
 
 
 def test_the_default_is_the_least_of_three_limits():
@@ -57,4 +65,62 @@ def test_a_last_block_may_be_part_full():
 def test_a_gpu_has_for_kv_what_weights_and_activations_leave_of_its_share():
     sizes = {"memory_bytes": 1000, "utilization": 0.9, "activation_bytes": 100}
     assert gpu_pool_bytes(**sizes, weights_bytes=300) == 500
+    assert gpu_pool_bytes(**sizes, weights_bytes=300, others_bytes=70) == 430
     assert gpu_pool_bytes(**sizes, weights_bytes=900) == -100
+
+
+def limits(max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
+    return StepLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_gpu"),
+    [
+        ({}, (64, 512), (256, 8192)),
+        ({"max_num_seqs": 3}, (3, 512), (3, 8192)),
+        ({"max_num_batched_tokens": 20}, (20, 20), (20, 20)),
+        ({"max_num_seqs": 9000}, (9000, 9000), (9000, 9000)),
+        ({"max_num_seqs": 7, "max_num_batched_tokens": 7}, (7, 7), (7, 7)),
+    ],
+)
+def test_limits_by_device(options: dict[str, int], on_cpu: tuple[int, int], on_gpu: tuple[int, int]):
+    """A default that what was asked for makes impossible: more sequences than tokens."""
+    config = EngineConfig(**options)
+    assert config.step_limits("cpu") == limits(*on_cpu)
+    assert config.step_limits("cuda") == limits(*on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("options", "fitted"),
+    [
+        ({}, (10, 160)),
+        ({"max_num_seqs": 64}, (64, 160)),
+        ({"max_num_seqs": 200}, (200, 200)),
+        ({"max_num_batched_tokens": 512}, (10, 512)),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 512}, (64, 512)),
+    ],
+)
+def test_defaults_are_lowered_to_what_the_pool_holds(options: dict[str, int], fitted: tuple[int, int]):
+    """Graphs recorded for batches that can never be; or an option that was given and does not count."""
+    config = EngineConfig(**options, block_size=16)
+    assert fit_limits(config, config.step_limits("cpu"), num_blocks=10) == limits(*fitted)
+    roomy = config.step_limits("cuda")
+    assert fit_limits(config, roomy, num_blocks=10_000) == roomy
+
+
+def test_a_step_that_leaves_no_room_on_a_gpu_is_made_smaller():
+    """A model that fits is refused because of a default; or a limit that was asked for is changed."""
+    measured: list[StepLimits] = []
+
+    def measure(given: StepLimits) -> int:
+        measured.append(given)
+        return 50_000 - 10 * given.max_num_batched_tokens - given.max_num_seqs
+
+    # 10 bytes a token: 8192 tokens leave nothing, 4096 leave room for fewer, 2048 for themselves.
+    chosen, size = fit_limits_to_gpu(EngineConfig(), measure, block_bytes=160)
+    assert measured == [limits(256, 8192), limits(128, 4096), limits(64, 2048)]
+    assert (chosen, size) == (limits(64, 2048), 29_456)
+    asked = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=100)
+    assert fit_limits_to_gpu(asked, measure, block_bytes=160) == (limits(100, 8192), -32_020)
+    _, too_small = fit_limits_to_gpu(EngineConfig(), lambda _: -1, block_bytes=160)
+    assert too_small == -1

@@ -23,7 +23,7 @@ from pagedllm.compute.planning import (
     plan_memory,
     weights_bytes,
 )
-from pagedllm.config import EngineConfig
+from pagedllm.config import EngineConfig, StepLimits
 from pagedllm.errors import ConfigError
 from pagedllm.files.locate import ModelFiles
 
@@ -110,13 +110,13 @@ def test_figures_of_the_literature(shape: Any, values: dict[str, Any], parameter
 
 def test_activations_by_hand(shape: Any) -> None:
     """The residual stream, what is added, its norm, gate, up and product; two rows of logits a sequence; rotations."""
-    options = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 4096}
+    limits = StepLimits(max_num_batched_tokens=8192, max_num_seqs=256)
     per_token = 4 * 4096 + 2 * (2 * 4096 + 3 * 11008)
     expected = 8192 * per_token + 256 * 2 * 4 * 32000 + 4096 * 4 * 128
-    assert activation_bytes(shape(LLAMA_7B), torch.float16, **options) == expected
+    assert activation_bytes(shape(LLAMA_7B), torch.float16, limits, max_model_len=4096) == expected
     wide_attention = LLAMA_7B | {"intermediate_size": 64}
     expected += 8192 * 2 * (5 * 4096 - 3 * 11008)
-    assert activation_bytes(shape(wide_attention), torch.float16, **options) == expected
+    assert activation_bytes(shape(wide_attention), torch.float16, limits, max_model_len=4096) == expected
 
 
 def plan_7b(shape: Any, gib: float, *lengths: int, utilization: float = 0.9, **options: Any) -> MemoryPlan:

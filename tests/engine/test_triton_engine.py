@@ -86,13 +86,17 @@ def test_no_gpu_is_said_clearly(tmp_path: Path):
         LocalEngine(EngineConfig(model=str(tmp_path), gpu_memory_utilization=0.5))
 
 
-def test_a_gpu_gets_triton_or_an_error():
+def test_a_gpu_gets_triton_or_an_error(monkeypatch: pytest.MonkeyPatch):
     """Kernels for a CPU that are handed pointers to a GPU's memory end the process."""
     cuda = torch.device("cuda")
+    monkeypatch.setattr(TritonKernels, "failure", lambda device: None)
     assert select_kernels("auto", torch.bfloat16, device=cuda, **SHAPE).name == "triton"
     with pytest.raises(KernelsUnavailableError, match="kernels='cpu': they compute on the CPU"):
         select_kernels("cpu", torch.float32, device=cuda, **SHAPE)
     assert isinstance(select_kernels("reference", torch.float32, device=cuda, **SHAPE), ReferenceKernels)
+    monkeypatch.setattr(TritonKernels, "failure", lambda device: "a trial on cuda failed: no compiler")
+    with pytest.raises(KernelsUnavailableError, match="kernels='triton': a trial on cuda failed: no compiler"):
+        select_kernels("auto", torch.bfloat16, device=cuda, **SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def make_scheduler(config: EngineConfig, runner: ModelRunner) -> Scheduler:
     manager = KVCacheManager(
         num_blocks=runner.pool_size.num_blocks, block_size=config.block_size, enable_prefix_caching=False
     )
-    return Scheduler(manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
+    limits = runner.limits
+    return Scheduler(manager, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
 
 
 def sequences(lengths: Lengths, *, vocab_size: int, seed: int, temperature: float = 0.0) -> list[Sequence]:

@@ -16,7 +16,7 @@ from pagedllm_kernels.interface import Kernels, LayerStack, Linear, StackKernels
 from ..compute.forward_batch import ForwardBatch
 from ..compute.model_runner import ModelRunner
 from ..compute.sampler import Sampler
-from ..config import EngineConfig
+from ..config import EngineConfig, StepLimits
 from ..control.kv_cache_manager import KVCacheManager
 from ..control.scheduler import Scheduler, SchedulerOutput
 from ..core import EngineCore, StepRecord
@@ -168,9 +168,9 @@ class Timeline:
 
 
 class _TimedScheduler(Scheduler):
-    def __init__(self, timeline: Timeline, manager: KVCacheManager, config: EngineConfig) -> None:
+    def __init__(self, timeline: Timeline, manager: KVCacheManager, limits: StepLimits) -> None:
         super().__init__(
-            manager, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+            manager, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
         )
         self._timeline = timeline
 
@@ -221,4 +221,6 @@ def build_timed_core(
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    return EngineCore(_TimedScheduler(timeline, manager, config), runner, Sampler(runner.kernels), tokenizer, on_step)
+    return EngineCore(
+        _TimedScheduler(timeline, manager, runner.limits), runner, Sampler(runner.kernels), tokenizer, on_step
+    )

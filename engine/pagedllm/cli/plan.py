@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import DEFAULT_MODEL, EngineConfig
+from ..config import DEFAULT_GPU_MEMORY_UTILIZATION, DEFAULT_MODEL, EngineConfig
 from ..errors import ConfigError, ModelNotFoundError
 from ..files.hub import fetch_config, parse_reference
 from ..files.locate import locate_model
@@ -32,9 +32,6 @@ _UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for ending, base in (("b", 1000), ("ib", 1024))
 }
-_DEFAULT_UTILIZATION = 0.90
-# A GPU's defaults; a CPU engine has those of EngineConfig.
-_GPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 _HELP = describe_engine_options()
 
 
@@ -54,14 +51,13 @@ def plan(
         ),
     ] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help=f"Share of it that the engine may take; default {_DEFAULT_UTILIZATION}.")
+        float | None,
+        typer.Option(help=f"Share of it that the engine may take; default {DEFAULT_GPU_MEMORY_UTILIZATION}."),
     ] = None,
     dtype: Annotated[str, typer.Option(help=_HELP["dtype"] + " On a GPU auto is bfloat16.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help=_HELP["max_model_len"])] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help=_HELP["max_num_seqs"] + " On a GPU 256.")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help=_HELP["max_num_batched_tokens"] + " On a GPU 8192.")
-    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help=_HELP["max_num_seqs"])] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help=_HELP["max_num_batched_tokens"])] = None,
     block_size: Annotated[int | None, typer.Option(help=_HELP["block_size"])] = None,
     kv_cache_memory_bytes: Annotated[
         str | None, typer.Option(help=_HELP["kv_cache_memory_bytes"] + " Also as 2GiB. Not with --gpu-memory.")
@@ -78,7 +74,7 @@ def plan(
     Ends with exit code 1 if an engine could not start like this, and says what to change.
     """
     memory_bytes = _read_size("gpu_memory", gpu_memory)
-    given = {
+    given: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
@@ -86,8 +82,7 @@ def plan(
         "block_size": block_size,
         "kv_cache_memory_bytes": _read_size("kv_cache_memory_bytes", kv_cache_memory_bytes),
     }
-    defaults: dict[str, Any] = {} if gpu_memory is None else _GPU_DEFAULTS
-    engine = EngineConfig(**defaults | {name: value for name, value in given.items() if value is not None})
+    engine = EngineConfig(**{name: value for name, value in given.items() if value is not None})
     made = _make_plan(_read_model(model, config), engine, memory_bytes, gpu_memory_utilization, seq_len or [])
     for line in _table(made):
         typer.echo(line)
@@ -115,7 +110,7 @@ def _make_plan(
         raise ConfigError.for_value(
             "kv_cache_memory_bytes", engine.kv_cache_memory_bytes, "does not go with gpu_memory, which sizes the pool"
         )
-    share = _DEFAULT_UTILIZATION if utilization is None else utilization
+    share = DEFAULT_GPU_MEMORY_UTILIZATION if utilization is None else utilization
     if not 0 < share <= 1:
         raise ConfigError.for_value("gpu_memory_utilization", share, "must be in (0, 1]")
     dtype = torch.bfloat16 if engine.dtype == "auto" else resolve_dtype(engine.dtype)

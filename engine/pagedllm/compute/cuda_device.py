@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import replace
 
@@ -13,21 +15,37 @@ from .forward_batch import ForwardBatch
 
 __all__ = ["gpu_dtype", "move_batch", "resolve_device"]
 
+logger = logging.getLogger(__name__)
+
 _FIRST_WITH_BFLOAT16 = (8, 0)
+_ALIGNMENT = 4  # numbers, of 4 bytes or more
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that ``EngineConfig.device`` means; ``auto`` is the first GPU where torch finds one.
+def resolve_device(name: str, why_not_on: Callable[[torch.device], str | None]) -> torch.device:
+    """The device that ``EngineConfig.device`` means; ``auto`` is the first GPU if there is one that can serve.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``auto``.
+        why_not_on: Tells why a GPU cannot serve; None if it can. Asked for ``auto`` only: who names a GPU gets it, or
+            the error of what does not run there.
 
     Raises:
         ConfigError: ``cuda``, and there is none.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "cpu":
         return torch.device("cpu")
+    gpu = torch.device("cuda", 0)
     if not torch.cuda.is_available():
         reason = "torch finds no GPU" if torch.backends.cuda.is_built() else "this torch is built without CUDA"
-        raise ConfigError.for_value("device", name, f"{reason}; use cpu or auto")
-    return torch.device("cuda", 0)
+        if name == "cuda":
+            raise ConfigError.for_value("device", name, f"{reason}; use cpu or auto")
+        logger.info("the CPU computes: %s", reason)
+        return torch.device("cpu")
+    unfit = why_not_on(gpu) if name == "auto" else None
+    if unfit is None:
+        return gpu
+    logger.warning("the CPU computes, though there is a GPU: %s", unfit)
+    return torch.device("cpu")
 
 
 def gpu_dtype(device: torch.device) -> torch.dtype:
@@ -57,8 +75,10 @@ def move_batch(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
 
 
 def _move(tensors: List[Tensor], device: torch.device) -> list[Tensor]:
-    packed = torch.cat([tensor.flatten() for tensor in tensors])
-    if device.type == "cuda":
-        packed = packed.pin_memory()
-    moved = packed.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(moved, tensors, strict=True)]
+    # Each begins at a multiple of 16 bytes, whatever the sizes: for others Triton would compile every kernel again.
+    padded = [tensor.numel() + -tensor.numel() % _ALIGNMENT for tensor in tensors]
+    packed = tensors[0].new_zeros(sum(padded), pin_memory=device.type == "cuda")
+    for part, tensor in zip(packed.split(padded), tensors, strict=True):
+        part[: tensor.numel()] = tensor.flatten()
+    moved = packed.to(device, non_blocking=True).split(padded)
+    return [part[: tensor.numel()].view(tensor.shape) for part, tensor in zip(moved, tensors, strict=True)]

@@ -7,21 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..config import EngineConfig
+from ..config import DEFAULT_GPU_MEMORY_UTILIZATION, EngineConfig, StepLimits
 from ..errors import ConfigError
 from .forward_batch import ForwardBatch
+from .memory import gpu_pool_bytes
 
-__all__ = ["DEFAULT_UTILIZATION", "largest_batch", "measure_pool_bytes", "pool_bytes_left"]
+__all__ = ["check_pool", "largest_batch", "measure_pool_bytes"]
 
-DEFAULT_UTILIZATION = 0.9
 _MIB = 2**20
 
 
-def largest_batch(config: EngineConfig, max_model_len: int, device: torch.device) -> ForwardBatch:
+def largest_batch(limits: StepLimits, max_model_len: int, block_size: int, device: torch.device) -> ForwardBatch:
     """As many tokens and rows of logits as a step may have; it stores nothing, and sees block 0 again and again."""
-    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-    shares = [config.max_num_batched_tokens // num_seqs] * num_seqs
-    shares[0] += config.max_num_batched_tokens - sum(shares)
+    num_seqs = limits.max_num_seqs
+    shares = [limits.max_num_batched_tokens // num_seqs] * num_seqs
+    shares[0] += limits.max_num_batched_tokens - sum(shares)
     lens = torch.tensor([min(share, max_model_len) for share in shares], dtype=torch.int32)
     bounds = torch.cat((lens.new_zeros(1), lens.cumsum(0).int()))
     num_tokens = int(bounds[-1])
@@ -30,7 +30,7 @@ def largest_batch(config: EngineConfig, max_model_len: int, device: torch.device
         input_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
         positions=positions.to(device),
         slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64, device=device),
-        block_tables=torch.zeros(num_seqs, -(-int(lens.max()) // config.block_size), dtype=torch.int32, device=device),
+        block_tables=torch.zeros(num_seqs, -(-int(lens.max()) // block_size), dtype=torch.int32, device=device),
         cu_seqlens_q=bounds.to(device),
         seq_lens=lens.to(device),
         logits_indices=bounds[1:].long().to(device) - 1,
@@ -38,39 +38,53 @@ def largest_batch(config: EngineConfig, max_model_len: int, device: torch.device
 
 
 def measure_pool_bytes(
-    forward: Callable[[ForwardBatch], Tensor], config: EngineConfig, max_model_len: int, device: torch.device
+    forward: Callable[[ForwardBatch], Tensor],
+    config: EngineConfig,
+    limits: StepLimits,
+    max_model_len: int,
+    device: torch.device,
 ) -> int:
-    """Run the largest step and count what it took at its peak, weights included.
+    """Run the largest step and count what it took at its peak; what ``gpu_pool_bytes`` then leaves, in bytes.
 
-    Raises:
-        ConfigError: Weights and activations leave nothing of ``gpu_memory_utilization``.
+    Where the memory does not even hold the step, that is below 0.
     """
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    forward(largest_batch(config, max_model_len, device))
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device)
+    weights = torch.cuda.memory_allocated(device)
+    try:
+        # Sampling changes a copy of the logits.
+        forward(largest_batch(limits, max_model_len, config.block_size, device)).clone()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device)
+    except torch.OutOfMemoryError:
+        peak = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    # The driver's share and that of other processes.
-    others = total - free - torch.cuda.memory_reserved(device)
-    return pool_bytes_left(
-        total=total, peak=peak, others=others, utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION
+    return gpu_pool_bytes(
+        memory_bytes=total,
+        utilization=config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION,
+        weights_bytes=weights,
+        activation_bytes=peak - weights,
+        others_bytes=total - free - torch.cuda.memory_reserved(device),
     )
 
 
-def pool_bytes_left(*, total: int, peak: int, others: int, utilization: float) -> int:
-    """``utilization`` of all memory, less what others have and what the largest step needs; in bytes.
+def check_pool(config: EngineConfig, size: int, *, block_bytes: int) -> None:
+    """Refuse a GPU that has no room for KV.
+
+    Args:
+        config: What was asked for.
+        size: Of the pool, in bytes; maybe below 0.
+        block_bytes: Of a KV block.
 
     Raises:
-        ConfigError: Nothing is left.
+        ConfigError: Telling what is missing, and what to change.
     """
-    left = int(total * utilization) - others - peak
-    if left <= 0:
+    if size < block_bytes:
         raise ConfigError.for_value(
             "gpu_memory_utilization",
-            utilization,
-            f"of {total // _MIB} MiB others hold {others // _MIB}, and weights and activations need {peak // _MIB}: "
-            "nothing is left for the KV pool; raise it, or lower max_num_batched_tokens",
+            config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION,
+            f"weights, the largest step and others leave {size // _MIB} MiB of it for the KV pool, and a block takes "
+            f"{block_bytes} bytes: raise it, lower max_num_batched_tokens or max_num_seqs, or take a smaller model",
         )
-    return left

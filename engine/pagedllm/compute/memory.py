@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import EngineConfig
+from ..config import EngineConfig, StepLimits
 from ..errors import ConfigError
 
 __all__ = [
     "PoolSize",
     "available_memory_bytes",
+    "fit_limits",
+    "fit_limits_to_gpu",
     "gpu_pool_bytes",
     "num_blocks_for",
     "num_host_blocks",
@@ -52,11 +55,12 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def pool_bytes(config: EngineConfig, *, bytes_per_token: int, max_model_len: int) -> int:
+def pool_bytes(config: EngineConfig, limits: StepLimits, *, bytes_per_token: int, max_model_len: int) -> int:
     """Bytes of the KV pool on a CPU: what was asked for, else the least of three limits.
 
     Args:
         config: What was asked for.
+        limits: Of a step.
         bytes_per_token: Of the KV cache, over all layers.
         max_model_len: Longest sequence, in tokens.
     """
@@ -64,27 +68,65 @@ def pool_bytes(config: EngineConfig, *, bytes_per_token: int, max_model_len: int
         return config.kv_cache_memory_bytes
     sequence_bytes = num_blocks_for(max_model_len, config.block_size) * config.block_size * bytes_per_token
     return min(
-        int(available_memory_bytes() * _DEFAULT_POOL_SHARE), _DEFAULT_POOL_BYTES, config.max_num_seqs * sequence_bytes
+        int(available_memory_bytes() * _DEFAULT_POOL_SHARE), _DEFAULT_POOL_BYTES, limits.max_num_seqs * sequence_bytes
     )
 
 
-def gpu_pool_bytes(*, memory_bytes: int, utilization: float, weights_bytes: int, activation_bytes: int) -> int:
+def gpu_pool_bytes(
+    *, memory_bytes: int, utilization: float, weights_bytes: int, activation_bytes: int, others_bytes: int = 0
+) -> int:
     """Bytes that a GPU has for the KV pool; negative by what weights and activations lack.
 
     Args:
         memory_bytes: Of the whole device.
-        utilization: Share of it that the engine may take, 0 to 1. The rest is for the driver and for others.
+        utilization: Share of it that may be in use, 0 to 1. CUDA graphs and staging buffers come out of the rest.
         weights_bytes: All of them.
         activation_bytes: Most that one step takes besides.
+        others_bytes: What the driver and other processes hold; a plan knows of none.
     """
-    return int(memory_bytes * utilization) - weights_bytes - activation_bytes
+    return int(memory_bytes * utilization) - weights_bytes - activation_bytes - others_bytes
 
 
-def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int) -> PoolSize:
+def fit_limits_to_gpu(
+    config: EngineConfig, measure: Callable[[StepLimits], int], *, block_bytes: int
+) -> tuple[StepLimits, int]:
+    """The largest limits that leave room for a KV pool that holds them, and that pool's bytes.
+
+    Limits that were not asked for are halved, down to those of a CPU: what a large step takes for activations is lost
+    to the pool, and without KV for its tokens no step is that large.
+
+    Args:
+        config: What was asked for.
+        measure: Bytes of the pool, by limits; the engine measures, a plan estimates.
+        block_bytes: Of a KV block.
+    """
+    limits, least = config.step_limits("cuda"), config.step_limits("cpu")
+    while True:
+        size = measure(limits)
+        lower = config.lower_limits(
+            limits,
+            max_num_seqs=max(limits.max_num_seqs // 2, least.max_num_seqs),
+            max_num_batched_tokens=max(limits.max_num_batched_tokens // 2, least.max_num_batched_tokens),
+        )
+        if fit_limits(config, limits, max(size, 0) // block_bytes) == limits or lower == limits:
+            return limits, size
+        limits = lower
+
+
+def fit_limits(config: EngineConfig, limits: StepLimits, num_blocks: int) -> StepLimits:
+    """Limits that a pool can reach: a sequence has a block of its own, and a new token a slot.
+
+    What was asked for stays as it is; steps are then smaller than it allows.
+    """
+    return config.lower_limits(limits, max_num_seqs=num_blocks, max_num_batched_tokens=num_blocks * config.block_size)
+
+
+def plan_pool(config: EngineConfig, limits: StepLimits, *, bytes_per_token: int, model_max_len: int) -> PoolSize:
     """Size the KV pool and fit ``max_model_len`` to it.
 
     Args:
         config: What was asked for.
+        limits: Of a step.
         bytes_per_token: Of the KV cache, over all layers.
         model_max_len: The model's own limit in tokens.
 
@@ -94,7 +136,7 @@ def plan_pool(config: EngineConfig, *, bytes_per_token: int, model_max_len: int)
     """
     wanted_len = wanted_model_len(config, model_max_len)
     block_bytes = bytes_per_token * config.block_size
-    size = pool_bytes(config, bytes_per_token=bytes_per_token, max_model_len=wanted_len)
+    size = pool_bytes(config, limits, bytes_per_token=bytes_per_token, max_model_len=wanted_len)
     num_blocks = size // block_bytes
     if num_blocks < 1:
         raise ConfigError.for_value(

@@ -16,18 +16,18 @@ from torch import Tensor
 from pagedllm_kernels.interface import CopyKernels, Kernels, KernelsUnavailableError
 from pagedllm_kernels.registry import KERNELS, select_kernels
 
-from ..config import EngineConfig
+from ..config import EngineConfig, StepLimits
 from ..control.host_tier import BlockCopy
 from ..errors import ConfigError
 from ..files.locate import ModelFiles
 from .cuda_device import gpu_dtype, move_batch, resolve_device
 from .cuda_graphs import DecodeGraphs, cuda_capture
-from .cuda_memory import measure_pool_bytes
+from .cuda_memory import check_pool, measure_pool_bytes
 from .cuda_swap import StagedHostCache, make_staged_host_cache
 from .forward_batch import ForwardBatch
 from .host_cache import HostCache
 from .kv_cache import KVCache, kv_bytes_per_token
-from .memory import PoolSize, num_host_blocks, plan_pool
+from .memory import PoolSize, fit_limits, fit_limits_to_gpu, num_host_blocks, plan_pool, wanted_model_len
 from .models.config import ModelConfig, load_model_config
 from .models.decoder import Decoder
 from .models.layers import allocate_weights, weight_slots
@@ -61,12 +61,12 @@ class ModelRunner:
         wrap_kernels: Callable[[Kernels], Kernels] | None = None,
     ) -> None:
         start = time.monotonic()
-        self.device = resolve_device(config.device)
+        self.model_config: ModelConfig = load_model_config(files)
+        self.device = resolve_device(config.device, partial(_why_not_on, config, self.model_config))
         if config.gpu_memory_utilization is not None and self.device.type == "cpu":
             raise ConfigError.for_value(
                 "gpu_memory_utilization", config.gpu_memory_utilization, "must be None on a CPU"
             )
-        self.model_config: ModelConfig = load_model_config(files)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.bytes_per_token = kv_bytes_per_token(self.model_config, self.dtype)
         self._iter_weights = weights
@@ -74,7 +74,7 @@ class ModelRunner:
         self.kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cpu":
-            self._make_pool(config)
+            self._make_pool(config, config.step_limits("cpu"))
             self.decoder = self._load(files, self.pool_size.max_model_len)
         else:
             self._load_on_gpu(config, files)
@@ -105,10 +105,20 @@ class ModelRunner:
         """
         self._host_cache.copy(copies)
 
-    def _make_pool(self, config: EngineConfig) -> None:
+    def _make_pool(self, config: EngineConfig, limits: StepLimits) -> None:
+        """The KV cache, and what a step may hold with it."""
+        model_max_len = self.model_config.max_position_embeddings
         self.pool_size: PoolSize = plan_pool(
-            config, bytes_per_token=self.bytes_per_token, model_max_len=self.model_config.max_position_embeddings
+            config, limits, bytes_per_token=self.bytes_per_token, model_max_len=model_max_len
         )
+        self.limits: StepLimits = fit_limits(config, limits, self.pool_size.num_blocks)
+        default = config.step_limits(self.device.type)
+        if self.limits != default:
+            logger.info(
+                "max_num_seqs and max_num_batched_tokens lowered from %d and %d to %d and %d by the memory there is",
+                default.max_num_seqs, default.max_num_batched_tokens,
+                self.limits.max_num_seqs, self.limits.max_num_batched_tokens,
+            )  # fmt: skip
         self.kv_cache = self._new_cache(self.pool_size.num_blocks, config.block_size)
 
     def _new_cache(self, num_blocks: int, block_size: int) -> KVCache:
@@ -119,18 +129,26 @@ class ModelRunner:
     @torch.inference_mode()
     def _load_on_gpu(self, config: EngineConfig, files: ModelFiles) -> None:
         """Weights first, then a pool of what they and the largest step leave, then graphs over it."""
-        max_model_len = config.max_model_len or self.model_config.max_position_embeddings
+        max_model_len = wanted_model_len(config, self.model_config.max_position_embeddings)
         self.decoder = self._load(files, max_model_len)
+        limits = config.step_limits("cuda")
         if config.kv_cache_memory_bytes is None:
+            block_bytes = self.bytes_per_token * config.block_size
             forward = partial(self.decoder.forward, kv_cache=self._new_cache(1, config.block_size))
-            pool_bytes = measure_pool_bytes(forward, config, max_model_len, self.device)
-            config = replace(config, kv_cache_memory_bytes=pool_bytes)
-        self._make_pool(config)
+            limits, size = fit_limits_to_gpu(
+                config,
+                lambda limits: measure_pool_bytes(forward, config, limits, max_model_len, self.device),
+                block_bytes=block_bytes,
+            )
+            check_pool(config, size, block_bytes=block_bytes)
+            self._make_pool(replace(config, kv_cache_memory_bytes=size), limits)
+        else:
+            self._make_pool(config, limits)
         if not config.enforce_eager:
             self._graphs = DecodeGraphs(
                 partial(self.decoder.forward, kv_cache=self.kv_cache),
                 cuda_capture(),
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=self.limits.max_num_seqs,
                 max_num_blocks=-(-self.pool_size.max_model_len // config.block_size),
                 device=self.device,
             )
@@ -142,6 +160,15 @@ class ModelRunner:
             for name, tensor in self._iter_weights(files, self.model_config):
                 slots[name].copy_(tensor)
             return Decoder(self.model_config, weights, self.kernels, max_model_len=max_model_len)
+
+
+def _why_not_on(config: EngineConfig, model: ModelConfig, device: torch.device) -> str | None:
+    """Why the model cannot run on a device as it was asked for; None if it can."""
+    try:
+        _select_kernels(config.kernels, resolve_dtype(config.dtype, device), model, device)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _select_kernels(name: str, dtype: torch.dtype, config: ModelConfig, device: torch.device) -> Kernels:

@@ -6,15 +6,16 @@ The same functions size the pool of an engine that starts, so that a plan is wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ..config import EngineConfig
+from ..config import EngineConfig, StepLimits
 from ..errors import ConfigError
 from .kv_cache import kv_bytes_per_token
-from .memory import gpu_pool_bytes, num_blocks_for, pool_bytes, wanted_model_len
+from .memory import fit_limits, fit_limits_to_gpu, gpu_pool_bytes, num_blocks_for, pool_bytes, wanted_model_len
 from .models.config import ModelConfig
 from .weights.names import expected_shapes, norm_names
 
@@ -71,7 +72,8 @@ class MemoryPlan:
         block_bytes: Of ``block_size`` tokens.
         max_model_len: Wanted.
         fitting_model_len: Longest sequence that the pool holds, at most ``max_model_len``.
-        max_num_seqs: Wanted.
+        max_num_seqs: Most sequences in a step, as the engine will have it.
+        max_num_batched_tokens: Likewise tokens.
         sequences: For each length asked about.
         problems: Why an engine cannot start like this, each with what to change; empty if it can.
         advice: What an engine would change, and what to change so that ``max_num_seqs`` sequences of the lengths asked
@@ -118,9 +120,7 @@ def weights_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
     )
 
 
-def activation_bytes(
-    model: ModelConfig, dtype: torch.dtype, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
-) -> int:
+def activation_bytes(model: ModelConfig, dtype: torch.dtype, limits: StepLimits, *, max_model_len: int) -> int:
     """Estimate of what one step takes at most besides weights and KV cache; fused kernels are assumed.
 
     A layer's tensors that are alive at once, of its wider half: the residual stream in float32, what is added to it,
@@ -132,8 +132,8 @@ def activation_bytes(
     attention = (num_q + 2 * model.num_kv_heads * model.head_dim) + num_q + hidden
     mlp = 3 * model.intermediate_size
     per_token = _FLOAT32_BYTES * hidden + dtype.itemsize * (2 * hidden + max(attention, mlp))
-    logits = 2 * _FLOAT32_BYTES * max_num_seqs * model.vocab_size
-    return max_num_batched_tokens * per_token + logits + _FLOAT32_BYTES * max_model_len * model.head_dim
+    logits = 2 * _FLOAT32_BYTES * limits.max_num_seqs * model.vocab_size
+    return limits.max_num_batched_tokens * per_token + logits + _FLOAT32_BYTES * max_model_len * model.head_dim
 
 
 def plan_memory(
@@ -177,8 +177,8 @@ def plan_memory(
         num_blocks=split.num_blocks,
         max_model_len=max_model_len,
         fitting_model_len=fitting_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=split.limits.max_num_seqs,
+        max_num_batched_tokens=split.limits.max_num_batched_tokens,
         sequences=tuple(
             _fit(length, split.num_blocks, config.block_size, max_model_len)
             for length in lengths or _default_lengths(max_model_len)
@@ -190,13 +190,21 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    """A memory divided, and how to have more of it for KV."""
+    """A memory divided, and how to have more of it for KV.
+
+    Args:
+        pool_bytes_on: Of a GPU with so many bytes; None for a CPU.
+        wanted: Limits of a step before they are fitted to the memory.
+        limits: And after.
+    """
 
     weights_bytes: int
     activation_bytes: int
     pool_bytes: int
     block_bytes: int
-    gpu: GPUMemory | None
+    pool_bytes_on: Callable[[int], int] | None
+    wanted: StepLimits
+    limits: StepLimits
 
     @property
     def num_blocks(self) -> int:
@@ -205,38 +213,46 @@ class _Split:
     def how_to_have(self, num_blocks: int) -> str:
         """What gives a pool of so many blocks."""
         needed = num_blocks * self.block_bytes
-        if self.gpu is None:
+        if self.pool_bytes_on is None:
             return f"raise kv_cache_memory_bytes to {needed}"
-        total = (needed + self.weights_bytes + self.activation_bytes) / self.gpu.utilization
-        return f"take a GPU of {math.ceil(total / _GIB * 10) / 10:.1f} GiB"
+        # A larger one may have larger steps too, so that only trying tells.
+        tenths = 1
+        while self.pool_bytes_on(tenths * _GIB // 10) < needed:
+            tenths += 1
+        return f"take a GPU of {tenths / 10:.1f} GiB"
 
 
 def _split(
     model: ModelConfig, config: EngineConfig, dtype: torch.dtype, gpu: GPUMemory | None, max_model_len: int
 ) -> _Split:
     weights, per_token = weights_bytes(model, dtype), kv_bytes_per_token(model, dtype)
-    activations = activation_bytes(
-        model,
-        dtype,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-    )
-    if gpu is None:
-        pool = pool_bytes(config, bytes_per_token=per_token, max_model_len=max_model_len)
-    else:
-        pool = gpu_pool_bytes(
-            memory_bytes=gpu.memory_bytes,
-            utilization=gpu.utilization,
-            weights_bytes=weights,
-            activation_bytes=activations,
+    block_bytes = per_token * config.block_size
+
+    def activations(limits: StepLimits) -> int:
+        return activation_bytes(model, dtype, limits, max_model_len=max_model_len)
+
+    def fit(memory_bytes: int) -> tuple[StepLimits, int]:
+        assert gpu is not None
+        estimate = partial(
+            gpu_pool_bytes, memory_bytes=memory_bytes, utilization=gpu.utilization, weights_bytes=weights
         )
+        return fit_limits_to_gpu(
+            config, lambda limits: estimate(activation_bytes=activations(limits)), block_bytes=block_bytes
+        )
+
+    wanted = config.step_limits("cpu" if gpu is None else "cuda")
+    if gpu is None:
+        limits, pool = wanted, pool_bytes(config, wanted, bytes_per_token=per_token, max_model_len=max_model_len)
+    else:
+        limits, pool = fit(gpu.memory_bytes)
     return _Split(
         weights_bytes=weights,
-        activation_bytes=activations,
+        activation_bytes=activations(limits),
         pool_bytes=pool,
-        block_bytes=per_token * config.block_size,
-        gpu=gpu,
+        block_bytes=block_bytes,
+        pool_bytes_on=None if gpu is None else lambda memory_bytes: fit(memory_bytes)[1],
+        wanted=wanted,
+        limits=fit_limits(config, limits, max(pool, 0) // block_bytes),
     )
 
 
@@ -261,7 +277,7 @@ def _problems(split: _Split, dtype: torch.dtype, config: EngineConfig, max_model
     fitting_len = split.num_blocks * config.block_size
     if not split.num_blocks:
         change = split.how_to_have(needed)
-        if split.gpu is not None:
+        if split.pool_bytes_on is not None:
             change += ", lower max_num_batched_tokens or max_num_seqs, or take a smaller model"
             change += " or dtype (bfloat16)" if dtype.itemsize > 2 else ""
         yield f"there is no room for a KV block of {split.block_bytes} bytes: {change}"
@@ -279,12 +295,19 @@ def _advice(split: _Split, config: EngineConfig, max_model_len: int, lengths: Se
             f"max_model_len will be lowered from the model's {max_model_len} to {fitting_len}; for the model's "
             f"{split.how_to_have(needed)}"
         )
+    if split.limits != split.wanted:
+        yield (
+            f"max_num_seqs and max_num_batched_tokens will be lowered from {split.wanted.max_num_seqs} and "
+            f"{split.wanted.max_num_batched_tokens} to {split.limits.max_num_seqs} and "
+            f"{split.limits.max_num_batched_tokens}, which the memory holds"
+        )
+    max_num_seqs = split.wanted.max_num_seqs
     for length in lengths:
         own = num_blocks_for(length, config.block_size)
         num_fitting = split.num_blocks // own
-        if num_fitting < config.max_num_seqs:
+        if num_fitting < max_num_seqs:
             lower = f"lower max_num_seqs to {num_fitting}" if num_fitting else "shorten them"
             yield (
-                f"max_num_seqs={config.max_num_seqs} sequences of {length} tokens do not fit at a time, {num_fitting} "
-                f"do: {lower}, or {split.how_to_have(config.max_num_seqs * own)}"
+                f"max_num_seqs={max_num_seqs} sequences of {length} tokens do not fit at a time, {num_fitting} "
+                f"do: {lower}, or {split.how_to_have(max_num_seqs * own)}"
             )

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_tile import attend_tiles, finish
-from .call import KernelCall
+from .call import PER_BATCH, KernelCall
 from .launch import DecodeLaunch
 
 __all__ = ["plan_decode"]
@@ -34,7 +34,7 @@ def _share(seq_len, split, window, NUM_SPLITS: tl.constexpr, LEAST: tl.constexpr
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize=PER_BATCH)
 def _decode_kernel(
     qkv_ptr, key_ptr, value_ptr, out_ptr, partial_ptr, weight_ptr, tables_ptr, cu_seqlens_ptr, seq_lens_ptr,
     scale, soft_cap, window, qkv_stride, table_stride,

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_tile import attend_tiles, finish
-from .call import KernelCall
+from .call import PER_BATCH, KernelCall
 from .launch import PrefillLaunch
 
 __all__ = ["plan_prefill"]
@@ -34,7 +34,7 @@ def _find_sequence(cu_seqlens_ptr, num_seqs, block, QUERIES: tl.constexpr, LOOK:
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize=PER_BATCH)
 def _prefill_kernel(
     qkv_ptr, key_ptr, value_ptr, out_ptr, tables_ptr, cu_seqlens_ptr, seq_lens_ptr,
     scale, soft_cap, window, qkv_stride, table_stride, num_seqs,

@@ -8,7 +8,11 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
-__all__ = ["KernelCall", "is_interpreted", "next_power_of_2"]
+__all__ = ["PER_BATCH", "KernelCall", "is_interpreted", "next_power_of_2"]
+
+PER_BATCH = ("table_stride", "num_seqs")
+"""Numbers that change from batch to batch. Triton would compile a kernel anew, for seconds, where one of them happens
+to be 1 or a multiple of 16."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,9 +78,10 @@ def _source(call: KernelCall) -> ASTSource:
     """The kernel with the types and the specialisation that Triton's launcher would find."""
     signature, constants, attributes = {}, {}, {}
     values: dict[str, Any] = {**call.args, **call.constants}
-    for i, name in enumerate(call.kernel.arg_names):
+    for i, parameter in enumerate(call.kernel.params):
+        name, is_specialized = parameter.name, not parameter.do_not_specialize
         value = values[name]
-        if name in call.constants or (isinstance(value, int) and value == 1):
+        if name in call.constants or (isinstance(value, int) and value == 1 and is_specialized):
             signature[name], constants[name] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
@@ -88,7 +89,7 @@ def _source(call: KernelCall) -> ASTSource:
         elif isinstance(value, float):
             signature[name], is_aligned = "fp32", False
         else:
-            signature[name], is_aligned = "i32" if abs(value) < 2**31 else "i64", value % 16 == 0
+            signature[name], is_aligned = "i32" if abs(value) < 2**31 else "i64", value % 16 == 0 and is_specialized
         if is_aligned:
             attributes[(i,)] = [["tt.divisibility", 16]]
     return ASTSource(call.kernel, signature=signature, constexprs=constants, attrs=attributes)

@@ -44,6 +44,19 @@ class TritonKernels:
             return f"head_dim={head_dim} is odd or above {_MAX_HEAD_DIM}"
         return None
 
+    @staticmethod
+    def failure(device: torch.device) -> str | None:
+        """Why a small kernel fails on a GPU; None if it runs.
+
+        Only a trial tells: Triton wants a C compiler and Python's headers, and a GPU and a driver that it knows.
+        """
+        try:
+            gated_activation(torch.zeros(1, 32, device=device), gelu=False).cpu()
+        except Exception as error:  # of Triton, of its compiler or of the driver
+            reason = str(error).strip() or type(error).__name__
+            return f"a trial on {device} failed: {reason.splitlines()[0]}"
+        return None
+
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Linear:
         dtype = dtype or weight.dtype
         if dtype == torch.float32 and weight.dtype != dtype and weight.is_cuda and bias is None:

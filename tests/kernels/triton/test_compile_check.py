@@ -11,6 +11,7 @@ import pytest
 
 from pagedllm_kernels import compile_check
 from pagedllm_kernels.cost import H200, Cost, attention_cost
+from pagedllm_kernels.triton.call import PER_BATCH
 from pagedllm_kernels.triton.compiling import SHARED_LIMITS, Compiled
 
 
@@ -63,6 +64,21 @@ def test_every_kernel_model_and_dtype_is_compiled():
     assert {row.block_size for row in rows} == {16, 32, 64, 128}
     assert len({row.model for row in rows}) == 6
     assert {row.key for row in compile_check.rows(is_quick=True)} < {row.key for row in rows}
+
+
+def test_no_batch_is_compiled_for_anew():
+    """A first request that waits for the compiler because its table is 16 blocks wide, or because it is alone."""
+    script = (
+        "from pagedllm_kernels.triton import attention_decode, attention_prefill\n"
+        "for kernel in (attention_decode._decode_kernel, attention_prefill._prefill_kernel):\n"
+        "    print(*(item.name for item in kernel.params if item.do_not_specialize))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["table_stride", "table_stride num_seqs"]
+    assert set(PER_BATCH) == {"table_stride", "num_seqs"}
 
 
 def test_attention_cost():

@@ -68,7 +68,7 @@ def run(setting: Setting, plan: FragmentationPlan) -> Outcome:
                 int(rng.integers(plan.min_input_len, plan.max_input_len + 1)),
                 int(rng.integers(plan.min_output_len, plan.max_output_len + 1)),
             )
-            for _ in range(plan.num_rounds * setting.config.max_num_seqs)
+            for _ in range(plan.num_rounds * bench.info.max_num_seqs)
         ]
         samples = asyncio.run(_sample_while_running(bench.engine, requests, bench.info.block_size))
         stats = bench.engine.stats()

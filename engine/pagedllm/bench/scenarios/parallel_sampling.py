@@ -39,10 +39,10 @@ def run(setting: Setting, plan: ParallelSamplingPlan) -> Outcome:
         ConfigError: ``max_num_seqs`` does not let all answers run at once.
     """
     most = max(plan.nums_choices)
-    if setting.config.max_num_seqs < most:
-        raise ConfigError.for_value("max_num_seqs", setting.config.max_num_seqs, f"must be at least {most}")
     series: dict[str, list[Any]] = {}
     with setting.engine() as bench:
+        if bench.info.max_num_seqs < most:
+            raise ConfigError.for_value("max_num_seqs", bench.info.max_num_seqs, f"must be at least {most}")
         for num_choices in plan.nums_choices:
             for name, value in _measure(bench, plan, num_choices, setting.seed).items():
                 series.setdefault(name, []).append(value)
