@@ -6,19 +6,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pagedllm.bench.gpu_check import _num_weights, run_parts
+from pagedllm.bench.gpu_check import CHECKS, MEASUREMENTS, Given, _command, _num_weights, run_in_process, run_parts
 from pagedllm.bench.gpu_kernels import check_kernels, share_of_ceiling
-from pagedllm.bench.gpu_parity import check_parity
+from pagedllm.bench.gpu_parity import check_parity, check_swap
 from pagedllm.bench.gpu_workloads import (
     LLAMA_8B,
     QWEN3_600M,
     Lengths,
     draw_lengths,
     make_scheduler,
+    measure_swap,
     random_weights,
     roofline_s,
     run_sequences,
@@ -46,19 +48,61 @@ def test_without_a_gpu_nothing_is_claimed(tmp_path: Path):
     assert done.stdout == ""
 
 
-def test_a_part_that_fails_is_reported_and_stops_no_other():
-    def fail(left: float) -> dict[str, int]:
-        raise RuntimeError("out of memory")
+_SCRIPTS = {
+    "fine": "json.dump({'x': 1}, open(sys.argv[1], 'w'))",
+    "wrong": "json.dump({'failed': [1]}, open(sys.argv[1], 'w'))",
+    "dies": "print('illegal memory access', file=sys.stderr, flush=True); os.abort()",
+    "hangs": "import time; time.sleep(600)",
+    "ceilings": "json.dump({'name': 'x', 'bytes_per_s': 2.0, 'flops_per_s': 3.0}, open(sys.argv[1], 'w'))",
+    "speed": "json.dump({'given': sys.argv[2]}, open(sys.argv[1], 'w'))",
+}
 
-    report = run_parts({"bad": fail, "wrong": lambda left: {"failed": [1]}, "fine": lambda left: {"x": 1}}, budget_s=9)
-    assert report["bad"] == {"error": "RuntimeError: out of memory"}
+
+def scripted(name: str, target: Path, given: Given) -> list[str]:
+    """In place of a part on a GPU."""
+    ceilings = "none" if given.ceilings is None else str(given.ceilings.bytes_per_s)
+    return [sys.executable, "-c", f"import json, os, sys; {_SCRIPTS[name]}", str(target), ceilings]
+
+
+def test_a_part_that_dies_takes_no_other_with_it():
+    """A kernel that reads where nothing is ends every later call of its process; and the report with it."""
+    saved: list[dict[str, Any]] = []
+    report = run_parts(["dies", "fine", "wrong"], ["ceilings", "speed"], saved.append, budget_s=900, command=scripted)
+    assert "illegal memory access" in report["dies"]["error"]
     assert report["fine"] == {"x": 1}
+    assert report["speed"] == {"given": "2.0"}
     assert report["ok"] is False
-    assert run_parts({"fine": lambda left: {"failed": []}}, budget_s=9)["ok"] is True
-    late = run_parts({"late": lambda left: {}}, budget_s=0)
-    assert "skipped" in late["late"]
-    assert late["ok"] is False
+    assert [len(item) - 2 for item in saved] == [1, 2, 3, 4, 5], "the report is written after each part"
+    assert saved[-1] == report | {"seconds": saved[-1]["seconds"]}
     json.dumps(report)
+
+
+def test_all_is_well_only_if_all_ran_and_nothing_is_wrong():
+    def is_ok(*checks: str, budget_s: float = 900) -> bool:
+        found = run_parts(checks, [], lambda _: None, budget_s=budget_s, command=scripted)
+        assert set(found) == {*checks, "ok", "seconds"}
+        return found["ok"]
+
+    assert is_ok("fine")
+    assert not is_ok("fine", "wrong")
+    assert not is_ok("fine", budget_s=0)
+
+
+def test_a_part_that_never_ends_is_stopped():
+    assert "stopped after 1 s" in run_in_process("hangs", Given(limit_s=1.0), scripted)["error"]
+    assert "skipped" in run_in_process("fine", Given(limit_s=0.0), scripted)
+
+
+def test_a_part_is_told_what_it_needs(tmp_path: Path):
+    """Ceilings that do not reach the part which compares with them."""
+    ceilings = Device(name="measured", bytes_per_s=4e12, flops_per_s=9e14)
+    command = _command("attention", tmp_path / "x.json", Given(limit_s=7.5, ceilings=ceilings))
+    options = dict(zip(command[3::2], command[4::2], strict=True))
+    assert options["--part"] == "attention"
+    assert float(options["--limit-s"]) == 7.5
+    assert Device(**json.loads(options["--ceilings"])) == ceilings
+    assert not set(CHECKS) & set(MEASUREMENTS)
+    assert next(iter(MEASUREMENTS)) == "ceilings"
 
 
 def test_the_workload_is_the_same_every_time():
@@ -118,3 +162,21 @@ def test_parity_is_checked():
     """Prompts in chunks beside decode, against transformers."""
     found = check_parity("cpu", Lengths(prompts=[5, 70], outputs=[2, 2]), block_size=16)
     assert found == {"num_tokens": 4, "failed": []}
+
+
+@pytest.mark.slow
+def test_swap_is_checked():
+    """Sequences that never leave the device; or what comes back is not what went."""
+    found = check_swap("cpu", Lengths(prompts=[13, 30, 17], outputs=[5] * 3), num_blocks=5, block_size=16)
+    assert found["failed"] == []
+    assert found["num_tokens"] == 15
+    assert found["num_blocks_in"] > 0
+    idle = check_swap("cpu", Lengths(prompts=[3], outputs=[2]), num_blocks=9, block_size=16)
+    assert idle["failed"] == [{"swapped": "nothing"}]
+
+
+def test_the_rate_of_swapping_is_measured():
+    shape = QWEN3_600M | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 16, "hidden_size": 64}
+    found = measure_swap(CPU, TritonKernels(), shape=shape, num_blocks=3, num_rounds=1)
+    assert found["num_bytes"] == 3 * 16 * 2 * 16 * 2
+    assert all(found[f"{name}_gb_per_s"] > 0 for name in ("out", "in", "pinned_copy"))

@@ -18,9 +18,18 @@ from pagedllm_kernels.sampling import sample as reference_sample
 from pagedllm_kernels.triton.kernels import TritonKernels
 from pagedllm_kernels.triton.sampling import sample
 
-__all__ = ["SPEED_CASES", "check_kernels", "measure_attention", "measure_ceilings", "paged_case", "share_of_ceiling"]
+__all__ = [
+    "SHAPES",
+    "SPEED_CASES",
+    "check_kernels",
+    "measure_attention",
+    "measure_ceilings",
+    "paged_case",
+    "share_of_ceiling",
+]
 
-_SHAPES = ((9, 3, 64, 16), (32, 8, 128, 16), (32, 32, 96, 32), (7, 1, 128, 64), (8, 4, 256, 128))
+SHAPES = ((9, 3, 64, 16), (32, 8, 128, 16), (32, 32, 96, 32), (7, 1, 128, 64), (8, 4, 256, 128))
+"""Query heads, KV heads, head_dim and block_size."""
 _LENGTHS = ((1, 1), (1, 700), (33, 33), (70, 200), (2, 90), (4, 17), (1, 1100), (129, 129))
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 50}, {"soft_cap": 2.0, "window": 300})
 SPEED_CASES = {"decode 64 x 4096": [(1, 4096)] * 64, "prefill 8 x 4096": [(4096, 4096)] * 8}
@@ -59,7 +68,7 @@ def paged_case(
 def check_kernels(
     device: torch.device,
     dtypes: Sequence[torch.dtype],
-    shapes: Sequence[tuple[int, int, int, int]] = _SHAPES,
+    shapes: Sequence[tuple[int, int, int, int]] = SHAPES,
     lengths: Sequence[tuple[int, int]] = _LENGTHS,
     options: Sequence[dict[str, Any]] = _OPTIONS,
 ) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,26 @@ import torch
 from torch import Tensor
 
 from pagedllm_kernels.cost import Device
+from pagedllm_kernels.interface import CopyKernels
 
 from ..api import SamplingParams
+from ..compute.cuda_swap import make_staged_host_cache
 from ..compute.forward_batch import ForwardBatch
+from ..compute.kv_cache import KVCache
 from ..compute.model_runner import ModelRunner
-from ..compute.models.config import ModelConfig
+from ..compute.models.config import ModelConfig, load_model_config
 from ..compute.sampler import Sampler
 from ..compute.weights.names import expected_shapes
 from ..config import EngineConfig
+from ..control.host_tier import BlockCopy
 from ..control.kv_cache_manager import KVCacheManager
 from ..control.scheduler import Scheduler
 from ..control.sequence import Sequence
+from ..control.swap_choice import SwapChoice
 from ..files.locate import ModelFiles
 
-__all__ = ["LLAMA_8B", "QWEN3_600M", "Lengths", "Run", "draw_lengths", "make_scheduler", "random_weights", "roofline_s",
-           "run_sequences", "sequences", "write_config"]  # fmt: skip
+__all__ = ["LLAMA_8B", "QWEN3_600M", "Lengths", "Run", "draw_lengths", "make_scheduler", "measure_swap",
+           "random_weights", "roofline_s", "run_sequences", "sequences", "write_config"]  # fmt: skip
 
 QWEN3_600M: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -90,10 +98,63 @@ def random_weights(device: torch.device, seed: int = 0) -> Any:
 def make_scheduler(config: EngineConfig, runner: ModelRunner) -> Scheduler:
     """A scheduler over the runner's pool, without prefix cache: nothing is shared here."""
     manager = KVCacheManager(
-        num_blocks=runner.pool_size.num_blocks, block_size=config.block_size, enable_prefix_caching=False
+        num_blocks=runner.pool_size.num_blocks,
+        block_size=config.block_size,
+        enable_prefix_caching=False,
+        num_host_blocks=runner.num_host_blocks,
     )
-    limits = runner.limits
-    return Scheduler(manager, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+    return Scheduler(
+        manager,
+        max_num_seqs=runner.limits.max_num_seqs,
+        max_num_batched_tokens=runner.limits.max_num_batched_tokens,
+        swap_choice=SwapChoice(
+            mode=config.preemption_mode,
+            bytes_per_block=runner.bytes_per_token * config.block_size,
+            copy_bytes_per_s=runner.copy_bytes_per_s,
+        ),
+    )
+
+
+def measure_swap(
+    device: torch.device,
+    kernels: CopyKernels,
+    *,
+    shape: dict[str, Any] = QWEN3_600M,
+    num_blocks: int = 512,
+    num_rounds: int = 5,
+) -> dict[str, Any]:
+    """Bytes per second of scattered KV blocks to the host and back, and of one pinned copy of as much."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_model_config(write_config(Path(folder), shape))
+    cache = KVCache(model, num_blocks=num_blocks, block_size=16, dtype=torch.bfloat16, device=device)
+    host_cache = make_staged_host_cache(cache, num_blocks, kernels, device)
+    # Scattered over the device, and side by side on the host, as they are handed out.
+    order = np.random.default_rng(0).permutation(num_blocks).tolist()
+    copies = {
+        "out": [BlockCopy("out", block, i) for i, block in enumerate(order)],
+        "in": [BlockCopy("in", i, block) for i, block in enumerate(order)],
+    }
+    num_bytes = cache.planes.nbytes
+    plain = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    source = cache.planes.view(torch.uint8).flatten()
+    runs: dict[str, Callable[[], object]] = {
+        **{name: partial(host_cache.copy, items) for name, items in copies.items()},
+        "pinned_copy": lambda: plain.copy_(source, non_blocking=True),
+    }
+    rates = {name: _rate(run, num_bytes, host_cache.synchronize, num_rounds) for name, run in runs.items()}
+    return {"num_bytes": num_bytes, **{f"{name}_gb_per_s": rate / 1e9 for name, rate in rates.items()}}
+
+
+def _rate(run: Callable[[], object], num_bytes: int, synchronize: Callable[[], None], num_rounds: int) -> float:
+    """Bytes per second, the median of some rounds after one that does not count."""
+    seconds = []
+    for _ in range(num_rounds + 1):
+        synchronize()
+        start = time.perf_counter()
+        run()
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return num_bytes / statistics.median(seconds[1:])
 
 
 def sequences(lengths: Lengths, *, vocab_size: int, seed: int, temperature: float = 0.0) -> list[Sequence]:

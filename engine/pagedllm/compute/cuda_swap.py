@@ -103,15 +103,20 @@ class StagedHostCache:
                 part = slice(start, start + self._num_staged)
                 copy(sources[part], targets[part], self._next_staging())
 
+    def synchronize(self) -> None:
+        """Block until all copies are done."""
+        self._compute.synchronize()
+        self._side.synchronize()
+
     def measure_copy_rate(self) -> float:
         """Bytes per second of copies to the host, measured on a few blocks, whose contents stay as they are."""
         num_blocks = min(MEASURED_BLOCKS, len(self._host), self._planes.shape[1])
         copies = [BlockCopy("out", index, index) for index in range(num_blocks)]
         for _ in range(2):  # the first time, the system provides the pages, and kernels are compiled
-            self._compute.synchronize()
+            self.synchronize()
             start = time.perf_counter()
             self.copy(copies)
-            self._side.synchronize()
+            self.synchronize()
         return num_blocks * self._block_bytes / (time.perf_counter() - start)
 
     def _copy_out(self, blocks: list[int], host_blocks: list[int], staging: _Staging) -> None:
