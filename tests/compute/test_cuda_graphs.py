@@ -104,6 +104,22 @@ def test_padded_batches_give_the_same_results_and_store_nothing_else(runner: Mod
     assert capture.replayed == [6, 1, 4, 2]
 
 
+def test_all_sizes_leave_their_logits_in_one_place():
+    """A gigabyte of logits, since a graph keeps what it returns."""
+    places: dict[int, int] = {}
+
+    def capture(compute: Callable[[], torch.Tensor]) -> Graph:
+        output = compute()
+        places[len(output)] = output.data_ptr()
+        return Graph(lambda: None, output)
+
+    forward: Any = lambda batch: torch.ones(len(batch.input_ids), 50)  # noqa: E731
+    graphs = DecodeGraphs(forward, capture, max_num_seqs=40, max_num_blocks=2, device=CPU)
+    assert sorted(places) == [1, 2, 4, 8, 16, 32, 40]
+    assert len(set(places.values())) == 1
+    assert graphs.run(decode_batch([3, 1, 2])).shape == (3, 50)
+
+
 def test_what_is_no_decode_is_left_to_the_ordinary_way(runner: ModelRunner):
     """A prompt's chunk replayed as decode, or a batch beyond the largest size."""
     graphs = DecodeGraphs(lambda batch: batch.input_ids, FakeCapture(), max_num_seqs=3, max_num_blocks=2, device=CPU)
