@@ -45,7 +45,7 @@ def check_swap(device: str, lengths: Lengths = _LENGTHS, *, num_blocks: int = 24
     reference = _reference(device)
     pool_bytes = num_blocks * options.get("block_size", 16) * _KV_BYTES_PER_TOKEN
     swapping = {"kv_cache_memory_bytes": pool_bytes, "swap_space": 2**-6, "preemption_mode": "swap"}
-    texts, host = _generate(reference, device, lengths, max_model_len=128, **swapping, **options)
+    texts, host = _generate(reference, device, lengths, **swapping, **options)
     found = _judge(reference, device, lengths, texts)
     if not host.num_copied_in:
         found["failed"].append({"swapped": "nothing"})
