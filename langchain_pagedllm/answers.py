@@ -30,13 +30,15 @@ PROVIDER = "pagedllm"
 
 def to_usage_metadata(usage: Usage) -> UsageMetadata:
     """Token counts in LangChain's words; ``cache_read`` is what the prefix cache served, ``cache_creation`` what it
-    got."""
+    got, ``reasoning`` what of the answer was thoughts, if any was."""
+    thoughts: Any = {"output_token_details": {"reasoning": usage.reasoning_tokens}} if usage.reasoning_tokens else {}
     # mypy as Python 3.10 does not know the NotRequired that langchain-core takes from typing.
     return UsageMetadata(  # type: ignore[typeddict-item]
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
         input_token_details={"cache_read": usage.cached_tokens, "cache_creation": usage.cache_creation_tokens},
+        **thoughts,
     )
 
 

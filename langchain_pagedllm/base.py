@@ -213,15 +213,11 @@ class PagedModel(BackendModel):
         self, *, retain: Sequence[Retain] = (), response_format: dict[str, Any] | None = None, **content: Any
     ) -> GenerateRequest:
         """A request of this model's sampling, hints and form of the answer, for ``prompt=`` or ``messages=``."""
-        structured_output = to_structured_output(response_format, self.structured_outputs)
-        if self._is_remote and (structured_output is not None or content.get("tools")):
-            param = "structured_outputs" if structured_output is not None else "tools"
-            raise InvalidRequestError(f"{param}: not yet for a model behind a URL; use backend='local'", param=param)
         return GenerateRequest(
             **content,
             sampling=self._sampling_params(),
             hints=self._cache_hints(retain),
-            structured_output=structured_output,
+            structured_output=to_structured_output(response_format, self.structured_outputs),
         )
 
     def _check_timeout(self) -> None:

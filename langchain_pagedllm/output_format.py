@@ -78,8 +78,8 @@ def to_structured_output(response_format: Any, structured_outputs: Any) -> Struc
     """What an answer must be; None: a text.
 
     Args:
-        response_format: OpenAI's ``{"type": "json_schema", "json_schema": {"schema": ...}}``, ``json_object`` or
-            ``text``.
+        response_format: OpenAI's ``{"type": "json_schema", "json_schema": {"schema": ...}}``, ``json_object`` (with
+            ``"schema"``, as some servers have it, one of that schema) or ``text``.
         structured_outputs: vLLM's ``{"json" | "regex" | "choice" | "grammar": ...}``.
 
     Raises:
@@ -103,7 +103,7 @@ def _of_response_format(value: Any) -> StructuredOutput | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput(json_schema=True)
+        return StructuredOutput(json_schema=value.get("schema", True))
     schema = value.get("json_schema") if kind == "json_schema" else None
     if not isinstance(schema, Mapping) or "schema" not in schema:
         allowed = (

@@ -76,8 +76,8 @@ class ToolMethods(PrefixMethods, BaseChatModel):
         Args:
             schema: A pydantic class, a TypedDict, or a JSON schema with a title.
             method: ``"json_schema"``: a grammar holds the answer to the schema. ``"function_calling"``: the answer is
-                the call of a tool that has the schema. ``"json_mode"``: the answer is any JSON object, and the prompt
-                must say which; a pydantic class validates it.
+                the call of a tool that has the schema. ``"json_mode"``: as ``"json_schema"`` if there is a schema, else
+                any JSON object; other models hold it to no schema, so that prompts for them say what they want.
             include_raw: Answer with ``{"raw": message, "parsed": object, "parsing_error": error}`` and raise nothing.
             strict: For ``"function_calling"``, as in ``bind_tools``. The other methods are strict by themselves.
             kwargs: Further options of a call.
@@ -89,8 +89,8 @@ class ToolMethods(PrefixMethods, BaseChatModel):
         with langchain_errors():
             if method not in _METHODS:
                 raise InvalidRequestError.for_value("method", method, f"must be one of {', '.join(_METHODS)}")
-            if method == "json_mode" and strict:
-                raise InvalidRequestError.for_value("strict", strict, "json_mode holds an answer to no schema")
+            if schema is None and strict:
+                raise InvalidRequestError.for_value("strict", strict, "there is no schema to hold an answer to")
             if schema is None and method != "json_mode":
                 raise InvalidRequestError("schema: is needed, but for method='json_mode'", param="schema")
             traced = {"kwargs": {"method": method}, "schema": schema} if schema is not None else None
@@ -123,9 +123,11 @@ def _pydantic_parser(schema: Any) -> WholePydantic:
 
 
 def _to_response_format(schema: Any, method: str) -> dict[str, Any]:
-    if method == "json_mode":
+    if schema is None:
         return {"type": "json_object"}
     converted = convert_to_json_schema(schema)
+    if method == "json_mode":
+        return {"type": "json_object", "schema": converted}
     name = converted.get("title") or "answer"
     return {"type": "json_schema", "json_schema": {"name": name, "schema": converted}}
 

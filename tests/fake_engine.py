@@ -275,7 +275,8 @@ class FakeEngine:
         if request.prompt is not None:
             return tuple(self.tokenize(request.prompt))
         turns = [f"<{message.role}>{message.content}\n" for message in request.messages or ()]
-        return tuple(self.tokenize("".join([*turns, "<assistant>"])))
+        tools = [f"<tool>{tool.name}{tool.description}{tool.parameters}\n" for tool in request.tools]
+        return tuple(self.tokenize("".join([*tools, *turns, "<assistant>"])))
 
     def _step_all(self, runs: Sequence[Run | PagedLLMError], collected: dict[int, list[Chunk]]) -> None:
         for index, run in enumerate(runs):
@@ -299,6 +300,7 @@ class FakeEngine:
                 text=piece.text,
                 token_ids=piece.token_ids,
                 index=piece.index,
+                tool_calls=piece.tool_calls,
                 logprobs=None if num_top is None else tuple(scripted_logprob(i, num_top) for i in piece.token_ids),
                 finish_reason=piece.finish_reason,
                 stop_reason=piece.stop_reason,

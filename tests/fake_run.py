@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from dataclasses import dataclass, field
 
+from fake_answers import answers_with_calls, scripted_script
 from fake_text import scripted_answer
 
-from pagedllm.api import FinishReason, GenerateRequest, HintOutcome
+from pagedllm.api import FinishReason, GenerateRequest, HintOutcome, ToolCallDelta
+from pagedllm.text.tool_parsers import CallSplitter, call_id
+from pagedllm.text.tool_syntax import HERMES
 
 __all__ = ["Piece", "Run", "hint_outcomes", "plan_answer"]
 
@@ -22,6 +26,7 @@ class Piece:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass
@@ -58,12 +63,31 @@ def plan_answer(
         return [Piece(0, "", (), "length")]
     plans = []
     for index in range(request.sampling.n):
-        text, ids, reason, stop_reason = scripted_answer(request.sampling, prompt_ids, max_model_len, index)
+        text, ids, reason, stop_reason = scripted_answer(
+            request.sampling, prompt_ids, max_model_len, index, scripted_script(request)
+        )
         starts = range(0, len(text), chunk_size)
         pieces = [Piece(index, text[at : at + chunk_size], ids[at : min(at + chunk_size, len(text))]) for at in starts]
-        plans.append([*pieces, Piece(index, "", ids[len(text) :], reason, stop_reason)])
+        plan = [*pieces, Piece(index, "", ids[len(text) :], reason, stop_reason)]
+        plans.append(_with_calls(plan, request, prompt_ids) if answers_with_calls(request) else plan)
     rounds = itertools.zip_longest(*plans)
     return [piece for turn in rounds for piece in turn if piece is not None]
+
+
+def _with_calls(plan: list[Piece], request: GenerateRequest, prompt_ids: tuple[int, ...]) -> list[Piece]:
+    """The plan with calls parted from the text, as an engine does it."""
+
+    def new_id(number: int) -> str:
+        return call_id(request.sampling.seed, prompt_ids, plan[0].index, number)
+
+    splitter = CallSplitter(HERMES, [tool.name for tool in request.tools], new_id)
+    parted = []
+    for piece in plan:
+        split = splitter.append(piece.text, is_last=piece is plan[-1])
+        parted.append(dataclasses.replace(piece, text=split.text, tool_calls=split.tool_calls))
+    if splitter.has_whole_calls and parted[-1].finish_reason == "stop":
+        parted[-1] = dataclasses.replace(parted[-1], finish_reason="tool_calls")
+    return parted
 
 
 def hint_outcomes(run: Run, size: int) -> tuple[HintOutcome, ...]:

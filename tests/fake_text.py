@@ -15,17 +15,27 @@ _WORDS = ("paged", "cache", "block", "prefix", "token", "queue", "größe", "你
 
 
 def scripted_answer(
-    params: SamplingParams, prompt_ids: tuple[int, ...], max_model_len: int, index: int = 0
+    params: SamplingParams,
+    prompt_ids: tuple[int, ...],
+    max_model_len: int,
+    index: int = 0,
+    script: str | None = None,
 ) -> tuple[str, tuple[int, ...], FinishReason, str | int | None]:
-    """Text, tokens through the one that ended it, and why it ended; greedy choices are all the same."""
+    """Text, tokens through the one that ended it, and why it ended; greedy choices are all the same.
+
+    Args:
+        script: What to say; None: words without end.
+    """
     greedy = params.temperature is not None and params.temperature < 1e-5
     options = (params.temperature, params.top_p, params.top_k, params.seed, *([index] if index else []))
     source = repr((prompt_ids, None if greedy else options))
     room = max_model_len - len(prompt_ids)
     max_tokens = room if params.max_tokens is None else params.max_tokens
     num_natural = max_tokens if params.ignore_eos else 40 + hashlib.sha256(source.encode()).digest()[0] % 40
+    if script is not None:
+        num_natural = len(script)
     text = ""
-    for char in _endless_words(source):
+    for char in _endless_words(source) if script is None else script:
         if len(text) == min(num_natural, max_tokens):
             break
         text += char
@@ -34,8 +44,10 @@ def scripted_answer(
         for stop in params.stop:
             if text.endswith(stop):
                 return text[: -len(stop)], tuple(map(ord, text)), "stop", stop
-    if len(text) == max_tokens:
+    if len(text) == max_tokens and len(text) != len(script or ""):
         return text, tuple(map(ord, text)), "length", None
+    if len(text) == max_tokens:
+        return text, tuple(map(ord, text)), "stop", None  # whole with its last token, as a grammar has it
     return text, (*map(ord, text), EOS), "stop", None
 
 

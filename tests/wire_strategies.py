@@ -14,9 +14,12 @@ from pagedllm.api import (
     RequestOutput,
     Retain,
     SamplingParams,
+    StructuredOutput,
     Timings,
     TokenLogprob,
+    Tool,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -71,6 +74,38 @@ messages = (
     | st.builds(Message, role=st.just("assistant"), content=texts, tool_calls=st.lists(tool_calls, max_size=2))
     | st.builds(Message, role=st.just("tool"), content=texts, tool_call_id=maybe(names))
 )
+schemas = st.fixed_dictionaries(
+    {"type": st.just("object")},
+    optional={"properties": st.dictionaries(names, st.just({"enum": [1, None, "größe", 0.5]}), max_size=2)},
+)
+structures = (
+    st.builds(StructuredOutput, json_schema=schemas | st.just(True))
+    | st.builds(StructuredOutput, regex=texts.filter(bool))
+    | st.builds(StructuredOutput, choice=st.lists(texts.filter(bool), min_size=1, max_size=3))
+    | st.builds(StructuredOutput, grammar=texts.filter(bool))
+)
+tools = st.builds(Tool, name=names, description=texts, parameters=maybe(schemas), strict=st.booleans())
+
+
+@st.composite
+def formed_chats(draw: st.DrawFn) -> GenerateRequest:
+    """Chats with tools, a structure, or both."""
+    offered = draw(st.lists(tools, max_size=2, unique_by=lambda tool: tool.name).map(tuple))
+    choices = ["auto", "none", *(["required", offered[0].name] if offered else [])]
+    choice = draw(st.sampled_from(choices))
+    return GenerateRequest(
+        messages=draw(st.lists(messages, min_size=1, max_size=2).map(tuple)),
+        request_id=draw(names),
+        tools=offered,
+        tool_choice=choice,
+        parallel_tool_calls=draw(maybe(st.booleans())),
+        structured_output=draw(maybe(structures)) if choice in ("auto", "none") else None,
+    )
+
+
+formed_prompts = st.builds(
+    GenerateRequest, prompt=texts.filter(bool), request_id=names, structured_output=maybe(structures)
+)
 chats = st.builds(
     GenerateRequest,
     messages=st.lists(messages, min_size=1, max_size=4).map(tuple),
@@ -95,10 +130,15 @@ id_prompts = st.builds(
     hints=hints,
     request_id=names,
 )
-requests = chats | prompts | id_prompts
+requests = chats | prompts | id_prompts | formed_chats() | formed_prompts
 
 usages = st.builds(
-    Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts, cache_creation_tokens=counts
+    Usage,
+    prompt_tokens=counts,
+    completion_tokens=counts,
+    cached_tokens=counts,
+    cache_creation_tokens=counts,
+    reasoning_tokens=counts,
 )
 timings = st.builds(Timings, queue_s=seconds, ttft_s=seconds, total_s=seconds)
 outcomes = st.builds(
@@ -126,7 +166,8 @@ prompt_logprobs = maybe(st.lists(logprobs(), min_size=1, max_size=3).map(lambda 
 
 
 @st.composite
-def outputs(draw: st.DrawFn, num_choices: int | None = None) -> RequestOutput:
+def outputs(draw: st.DrawFn, num_choices: int | None = None, *, is_chat: bool = False) -> RequestOutput:
+    """An answer; only a chat's has thoughts and calls."""
     choices = []
     for index in range(num_choices or draw(st.integers(1, 3))):
         items = draw(maybe(st.lists(logprobs(), max_size=3)))
@@ -138,6 +179,8 @@ def outputs(draw: st.DrawFn, num_choices: int | None = None) -> RequestOutput:
                 index=index,
                 stop_reason=draw(stop_reasons),
                 logprobs=None if items is None else tuple(items),
+                reasoning=draw(texts) if is_chat else "",
+                tool_calls=tuple(draw(st.lists(tool_calls, max_size=2))) if is_chat else (),
             )
         )
     return RequestOutput(
@@ -151,22 +194,38 @@ def outputs(draw: st.DrawFn, num_choices: int | None = None) -> RequestOutput:
 
 
 @st.composite
-def chunk_lists(draw: st.DrawFn) -> tuple[list[Chunk], int]:
+def call_deltas(draw: st.DrawFn, num_begun: int) -> tuple[ToolCallDelta, ...]:
+    """What is new of a choice's calls, of which some have begun: more of the last one, or another, or both."""
+    deltas = []
+    if num_begun and draw(st.booleans()):
+        deltas.append(ToolCallDelta(index=num_begun - 1, arguments=draw(texts)))
+    if draw(st.booleans()):
+        deltas.append(ToolCallDelta(index=num_begun, id=draw(names), name=draw(names), arguments=draw(texts)))
+    return tuple(deltas)
+
+
+@st.composite
+def chunk_lists(draw: st.DrawFn, *, is_chat: bool = False) -> tuple[list[Chunk], int]:
     """The chunks of a request in the order of a stream, and how many choices they are of."""
     num_choices = draw(st.integers(1, 3))
     with_logprobs = draw(st.booleans())
     places = [index for index in range(num_choices) for _ in range(draw(st.integers(1, 3)))]
     places = draw(st.permutations(places))
-    chunks = []
+    chunks: list[Chunk] = []
+    num_begun = [0] * num_choices
     for place, index in enumerate(places):
         is_end, is_last = index not in places[place + 1 :], place == len(places) - 1
         ids = draw(st.lists(token_ids, max_size=2))
+        calls = draw(call_deltas(num_begun[index])) if is_chat else ()
+        num_begun[index] += sum(delta.name is not None for delta in calls)
         chunks.append(
             Chunk(
                 request_id="r",
                 text=draw(texts),
                 token_ids=tuple(ids),
                 index=index,
+                reasoning=draw(texts) if is_chat else "",
+                tool_calls=calls,
                 logprobs=tuple(draw(logprobs()) for _ in ids) if with_logprobs else None,
                 finish_reason=draw(finish_reasons) if is_end else None,
                 stop_reason=draw(stop_reasons) if is_end else None,

@@ -10,12 +10,15 @@ import pytest
 from conftest import TinyModel
 from fake_engine import FakeEngine
 from served_engine import served
+from tool_templates import HERMES
 
 from pagedllm.api import Engine
 from pagedllm.local import LocalEngine
 from pagedllm.remote import RemoteConfig, RemoteEngine
 
-MAX_MODEL_LEN = 256
+MAX_MODEL_LEN = 512
+# Tells of tools in few words: every byte is a token of the tiny model.
+TEMPLATE = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + HERMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class Subject:
 
 @pytest.fixture(scope="session")
 def local_engine(tiny_model: TinyModel) -> Iterator[LocalEngine]:
-    with tiny_model.engine(max_model_len=MAX_MODEL_LEN) as engine:
+    with tiny_model.engine(max_model_len=MAX_MODEL_LEN, chat_template=TEMPLATE) as engine:
         yield engine
 
 

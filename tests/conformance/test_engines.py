@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import threading
+import uuid
 from typing import Any
 
 import pytest
@@ -20,11 +22,25 @@ from pagedllm.api import (
     RequestOutput,
     Retain,
     SamplingParams,
+    StructuredOutput,
+    Tool,
 )
 from pagedllm.assemble import assemble_output
 from pagedllm.errors import ContextLengthError, InvalidRequestError, PagedLLMError
 
 CHAT = [Message(role="system", content="Be brief."), Message(role="user", content="Why größe 你好 😀?")]
+SCHEMA = {"type": "object", "properties": {"größe": {"enum": [1, "你好"]}}, "required": ["größe"]}
+
+
+def calling(max_tokens: int, **options: Any) -> GenerateRequest:
+    return GenerateRequest(
+        messages=(Message(role="user", content="Hi"),),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=3),
+        tools=(Tool(name="f", parameters=SCHEMA), Tool(name="g")),
+        **options,
+    )
+
+
 REQUESTS: dict[str, GenerateRequest] = {
     "text": request("the cache holds", 12),
     "token ids": request([71, 72, 73, 74], 12),
@@ -38,15 +54,33 @@ REQUESTS: dict[str, GenerateRequest] = {
         sampling=SamplingParams(max_tokens=4, temperature=0),
         hints=CacheHints(retain=(Retain(num_tokens=32, ttl_s=5.0),), prefix_key="conversation", priority=1),
     ),
-    "to the end": request([65] * 250, None, ignore_eos=True),
+    "to the end": request([65] * 500, None, ignore_eos=True),
+    "schema": GenerateRequest(
+        messages=tuple(CHAT),
+        sampling=SamplingParams(max_tokens=40, temperature=0),
+        structured_output=StructuredOutput(json_schema=SCHEMA),
+    ),
+    "choice": GenerateRequest(
+        prompt="Yes or no?",
+        sampling=SamplingParams(max_tokens=20, temperature=1.0, seed=1),
+        structured_output=StructuredOutput(choice=("größe", "no")),
+    ),
 }
+CALLS: dict[str, GenerateRequest] = {
+    "call": calling(80, tool_choice="f"),
+    "cut call": calling(24, tool_choice="required"),
+    "calls": calling(170, tool_choice="required", parallel_tool_calls=True),
+    "call or text": calling(80),
+    "no call": calling(12, tool_choice="none"),
+}
+REQUESTS |= CALLS
 EACH = pytest.mark.parametrize("name", REQUESTS)
 
 
 def fresh(asked: GenerateRequest, **sampling: Any) -> GenerateRequest:
     """The same request under another id, since one id is one request."""
     changed = dataclasses.replace(asked.sampling, **sampling)
-    return GenerateRequest(prompt=asked.prompt, messages=asked.messages, sampling=changed, hints=asked.hints)
+    return dataclasses.replace(asked, sampling=changed, request_id=uuid.uuid4().hex)
 
 
 def told(output: RequestOutput) -> Any:
@@ -87,9 +121,33 @@ async def test_all_ways_agree(engine: Engine, name: str) -> None:
     want = answers["generate"]
     assert want.choices[0].token_ids
     assert want.usage.completion_tokens == len(want.choices[0].token_ids)
-    assert want.choices[0].finish_reason in ("stop", "length")
+    assert want.choices[0].finish_reason in ("stop", "length", "tool_calls")
     for way, answer in answers.items():
         assert told(answer) == told(want), way
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(engine: Engine, name: str) -> None:
+    """A call that was cut must not pass for a whole one, wherever it was computed, nor a whole one for a text."""
+    [choice] = generate(engine, fresh(CALLS[name])).choices
+    is_whole = choice.finish_reason == "tool_calls"
+    assert not (is_whole and not choice.tool_calls)
+    if name == "cut call":
+        assert choice.finish_reason == "length"
+    elif CALLS[name].must_call:
+        assert is_whole
+        assert not choice.text
+    elif name == "no call":
+        assert not choice.tool_calls
+    for call in choice.tool_calls if is_whole else ():
+        arguments = json.loads(call.arguments)
+        assert arguments.get("größe") in (1, "你好") if call.name == "f" else arguments == {}
+    assert len({call.id for call in choice.tool_calls}) == len(choice.tool_calls)
+
+
+def test_answers_have_their_form(engine: Engine) -> None:
+    assert json.loads(generate(engine, fresh(REQUESTS["schema"])).text)["größe"] in (1, "你好")
+    assert generate(engine, fresh(REQUESTS["choice"])).text in ("größe", "no")
 
 
 @EACH
@@ -180,8 +238,8 @@ async def test_choices(engine: Engine) -> None:
 # --- Errors ---
 
 REFUSED: dict[str, tuple[GenerateRequest, type[PagedLLMError]]] = {
-    "long prompt": (request([65] * 300, 4), ContextLengthError),
-    "too many new": (request([65] * 20, 250), ContextLengthError),
+    "long prompt": (request([65] * 600, 4), ContextLengthError),
+    "too many new": (request([65] * 20, 500), ContextLengthError),
     "token id": (request([2_000_000], 4), InvalidRequestError),
 }
 
@@ -202,9 +260,16 @@ async def test_errors(engine: Engine, name: str) -> None:
     assert len({(str(error), error.param) for error in errors}) == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+BAD_SCHEMA = StructuredOutput(json_schema={"type": "nope"})
+REFUSED_BY_GRAMMAR = {
+    "schema": dataclasses.replace(REQUESTS["schema"], structured_output=BAD_SCHEMA),
+    "tool": dataclasses.replace(CALLS["call"], tools=(Tool(name="f", parameters={"type": "array"}),)),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_BY_GRAMMAR])
 def test_remote_errors_are_local(local_engine: Any, remote_engine: Any, name: str) -> None:
-    asked, _ = REFUSED[name]
+    asked = REFUSED_BY_GRAMMAR[name] if name in REFUSED_BY_GRAMMAR else REFUSED[name][0]
     (local,), (remote,) = local_engine.generate([fresh(asked)]), remote_engine.generate([fresh(asked)])
     assert (type(remote), str(remote), remote.param, remote.code) == (type(local), str(local), local.param, local.code)
 
@@ -294,6 +359,8 @@ def test_tokens(engine: Engine) -> None:
     ids = engine.tokenize("größe 你好", add_special_tokens=False)
     assert engine.detokenize(ids) == "größe 你好"
     assert engine.count_tokens(fresh(REQUESTS["chat"])) == generate(engine, fresh(REQUESTS["chat"])).usage.prompt_tokens
+    told = generate(engine, fresh(REQUESTS["no call"]))
+    assert engine.count_tokens(fresh(REQUESTS["no call"])) == told.usage.prompt_tokens
     assert engine.count_tokens(fresh(REQUESTS["text"])) == len(engine.tokenize("the cache holds"))
     assert engine.count_tokens(request([1, 2, 3], 4)) == 3
 

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from langchain_pagedllm import ChatPagedLLM, PagedLLM
 from langchain_pagedllm.answers import to_chat_chunks, to_chat_result
 from langchain_pagedllm.tool_calls import StreamedCalls, _spoil
-from pagedllm.api import Choice, Chunk, RequestOutput, Timings, ToolCall, ToolCallDelta, Usage
+from pagedllm.api import Choice, Chunk, RequestOutput, StructuredOutput, Timings, ToolCall, ToolCallDelta, Usage
 from pagedllm.errors import InvalidRequestError
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
@@ -116,7 +116,9 @@ def test_structured_output_reaches_the_engine(schema: Any, engine: FakeEngine, c
             continue
         assert request.structured_output is not None
         asked = json.loads(str(request.structured_output.json_schema))
-        assert ("born" in asked.get("properties", {})) is (method == "json_schema")
+        assert "born" in asked["properties"]
+    chat.with_structured_output(method="json_mode", include_raw=True).invoke("Hello")
+    assert engine.requests[-1].structured_output == StructuredOutput(json_schema=True)
 
 
 def test_wrong_formats_are_named(chat: ChatPagedLLM) -> None:
@@ -138,15 +140,6 @@ def test_completions_take_structures(engine: FakeEngine, llm: PagedLLM) -> None:
     llm.invoke("Yes or no?", structured_outputs={"choice": ["yes", "no"]})
     assert engine.requests[-1].structured_output is not None
     assert engine.requests[-1].structured_output.choice == ("yes", "no")
-
-
-def test_behind_a_url_they_are_refused_rather_than_dropped() -> None:
-    """The wire does not carry them yet, and an answer without them would look like the model's choice."""
-    chat = ChatPagedLLM(base_url="http://127.0.0.1:9/v1")
-    with pytest.raises(InvalidRequestError, match="tools: not yet for a model behind a URL"):
-        chat.bind_tools([look_up]).invoke("Hello")
-    with pytest.raises(InvalidRequestError, match="structured_outputs: not yet"):
-        PagedLLM(base_url="http://127.0.0.1:9/v1").invoke("Hello", structured_outputs={"regex": "a"})
 
 
 # --- What comes back ---

@@ -150,11 +150,11 @@ def test_malformed_bodies(server: Running, text: bytes) -> None:
         {"documents": [{"text": "x"}]},
         {"mm_processor_kwargs": {}},
         {"guided_regex": "(a+)+"},
-        {"structured_outputs": {"regex": "(a+)+"}},
+        {"structured_outputs": {"structural_tag": "{}"}},
         {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"logits_processors": ["os.system"]},
         {"lora_request": "/etc/passwd"},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": "("}}}]},
+        {"tools": [{"type": "code_interpreter", "container": "/etc"}]},
     ],
 )
 def test_no_templates_tensors_grammars_or_paths(server: Running, fields: dict[str, Any]) -> None:

@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 
-from pagedllm.api import GenerateRequest, Message, Retain, StructuredOutput, Tool
+from pagedllm.api import Chunk, GenerateRequest, Message, Retain, StructuredOutput, Tool, ToolCall, ToolCallDelta
+from pagedllm.assemble import assemble_output
 from pagedllm.errors import InvalidRequestError
-from pagedllm.wire import HARMLESS_FIELDS, decode_call, encode_call, parse_json
+from pagedllm.wire import (
+    HARMLESS_FIELDS,
+    AnswerForm,
+    StreamDecoder,
+    StreamEncoder,
+    decode_call,
+    decode_outputs,
+    decode_tokenize_call,
+    encode_call,
+    encode_count_call,
+    parse_json,
+)
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi"}
@@ -26,8 +38,7 @@ def completion(**fields: Any) -> Any:
     ("body", "param"),
     [
         (CHAT | {"max_tokenz": 5}, "max_tokenz"),
-        (CHAT | {"tools": [{"type": "function"}]}, "tools"),
-        (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT | {"functions": [{"name": "f"}]}, "functions"),
         (CHAT | {"echo": True}, "echo"),
         (CHAT | {"logprobs": 3}, "logprobs"),
         (CHAT | {"top_logprobs": 3}, "top_logprobs"),
@@ -99,7 +110,7 @@ def test_harmless_and_neutral_fields() -> None:
     call = chat(
         **dict.fromkeys(HARMLESS_FIELDS, "x"),
         tools=[],
-        tool_choice="none",
+        tool_choice="auto",
         response_format={"type": "text"},
         functions=None,
         best_of=1,
@@ -180,15 +191,166 @@ def test_body_that_is_no_object(body: Any) -> None:
         decode_call(body, "chat")
 
 
+# --- Tools and forms of answers ---
+
+FUNCTION: dict[str, Any] = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+
+
+def test_tools_in_openais_words() -> None:
+    named = {"type": "function", "function": {"name": "look"}}
+    (request,) = chat(tools=[TOOL], tool_choice=named, parallel_tool_calls=False).requests
+    assert request.tools == (Tool(name="look", parameters=FUNCTION["parameters"]),)
+    assert (request.tool_choice, request.parallel_tool_calls) == ("look", False)
+    for choice in ("auto", "none", "required"):
+        assert chat(tools=[TOOL], tool_choice=choice).requests[0].tool_choice == choice
+    bare = {"type": "function", "function": {"name": "now", "description": None, "parameters": None, "strict": True}}
+    assert chat(tools=[bare]).requests[0].tools == (Tool(name="now", strict=True),)
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("fields", "want"),
     [
-        ("tools", (Tool(name="look", parameters={"type": "object"}),)),
-        ("structured_output", StructuredOutput(regex="a")),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredOutput(json_schema=True)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            StructuredOutput(json_schema=SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        ({"structured_outputs": {"json": '{"type": "null"}'}}, StructuredOutput(json_schema={"type": "null"})),
+        ({"structured_outputs": {"json_object": True}}, StructuredOutput(json_schema=True)),
+        ({"structured_outputs": {"regex": "[a-z]"}}, StructuredOutput(regex="[a-z]")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutput(choice=("a", "b"))),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, StructuredOutput(grammar='root ::= "a"')),
     ],
 )
-def test_what_does_not_go_over_the_wire_is_refused(field: str, value: object):
-    """Dropped silently, a server would answer freely where a schema was asked for."""
-    request = GenerateRequest(messages=(Message(role="user", content="x"),), **{field: value})
-    with pytest.raises(InvalidRequestError, match=field):
-        encode_call(request)
+def test_forms_of_answers(fields: dict[str, Any], want: StructuredOutput | None) -> None:
+    """In both APIs: what OpenAI's clients, vLLM's and llama.cpp's send."""
+    assert chat(**fields).requests[0].structured_output == want
+    assert completion(**fields).requests[0].structured_output == want
+
+
+def test_what_other_servers_understand() -> None:
+    """A chat's JSON goes out in OpenAI's words: few servers know vLLM's."""
+    turns = (Message(role="user", content="x"),)
+    body = encode_call(GenerateRequest(messages=turns, structured_output=StructuredOutput(json_schema=SCHEMA)))
+    assert body["response_format"]["json_schema"]["schema"] == SCHEMA
+    body = encode_call(GenerateRequest(messages=turns, structured_output=StructuredOutput(json_schema=True)))
+    assert body["response_format"] == {"type": "json_object"}
+    body = encode_call(GenerateRequest(messages=turns, tools=(Tool(name="look"),), tool_choice="look"))
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert "strict" not in body["tools"][0]["function"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "function"}]}, "tools[1].function"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "returns": {}}}]}, "tools[0].function.returns"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "{}"}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.name"),
+        ({"tools": [TOOL], "tool_choice": "look_up"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "min_tokens": 3}, "min_tokens"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"choice": []}}, "structured_output"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ],
+)
+def test_refused_tools_and_forms(fields: dict[str, Any], param: str) -> None:
+    """Left out without a word, a free answer would look like one that was held to what was asked for."""
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_a_completion_takes_no_tools() -> None:
+    with pytest.raises(InvalidRequestError, match="tools are for messages"):
+        completion(tools=[TOOL])
+
+
+def test_thoughts_of_earlier_turns_are_left_aside() -> None:
+    """Clients send back the message that they got."""
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2", "tool_calls": None}
+    assert chat(messages=[*CHAT["messages"], turn]).requests[0].messages[1].content == "4"
+
+
+def test_tools_are_counted() -> None:
+    """They are a part of the prompt, so that a count without them is too small."""
+    turns = (Message(role="user", content="x"),)
+    body = encode_count_call(GenerateRequest(messages=turns, tools=(Tool(name="look"),)))
+    call = decode_tokenize_call(body)
+    assert call.request is not None
+    assert call.request.tools == (Tool(name="look"),)
+
+
+# --- Calls in the answers of other servers ---
+
+
+def piece(**delta: Any) -> dict[str, Any]:
+    return {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+def test_calls_of_a_server_that_is_not_ours() -> None:
+    """Some repeat the name, leave out the id, or end with "stop": a call that is whole must not look cut."""
+    decoder = StreamDecoder("r")
+    function = {"name": "look", "arguments": ""}
+    events = [
+        piece(role="assistant", content=None, tool_calls=[{"index": 0, "type": "function", "function": function}]),
+        piece(tool_calls=[{"index": 0, "function": {"name": "look", "arguments": '{"place"'}}]),
+        piece(tool_calls=[{"index": 0, "function": {"name": None, "arguments": ": 1}"}}]),
+        {"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+    ]
+    chunks = [chunk for event in events for chunk in decoder.decode(event)] + decoder.finish()
+    [choice] = assemble_output(chunks).choices
+    assert choice.tool_calls == (ToolCall(id="call_0", name="look", arguments='{"place": 1}'),)
+    assert choice.finish_reason == "tool_calls"
+    message = {"content": None, "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{}"}}]}
+    (output,) = decode_outputs({"id": "x", "choices": [{"message": message, "finish_reason": "stop"}]})
+    assert (output.choices[0].finish_reason, output.text) == ("tool_calls", "")
+
+
+def test_pieces_of_one_event_are_one_for_each_call() -> None:
+    """Clients join what comes in different events: two pieces of a call in one would be two calls."""
+    deltas = (
+        ToolCallDelta(index=0, id="a", name="f"),
+        ToolCallDelta(index=0, arguments="{}"),
+        ToolCallDelta(index=1, id="b", name="g"),
+        ToolCallDelta(index=1, arguments='{"x'),
+    )
+    form = AnswerForm(kind="chat", request_id="r", model="m", created=1)
+    [event] = StreamEncoder(form).encode(Chunk(request_id="r", text="", token_ids=(1,), tool_calls=deltas))
+    assert event["choices"][0]["delta"] == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": '{"x'}},
+        ],
+    }

@@ -83,7 +83,7 @@ def test_kind_is_found_by_the_fields(request: GenerateRequest) -> None:
 @given(data=st.data())
 def test_output(kind: str, data: st.DataObject) -> None:
     """An answer must not lose a token id, a log probability or a figure on its way."""
-    output = data.draw(some.outputs())
+    output = data.draw(some.outputs(is_chat=kind == "chat"))
     assert decode_outputs(sent(encode_outputs(form(kind), [output]))) == [output]
 
 
@@ -95,18 +95,20 @@ def test_outputs_of_a_call_with_many_prompts(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-@given(drawn=some.chunk_lists())
-def test_chunks(kind: str, drawn: tuple[list[Chunk], int]) -> None:
-    """A remote stream must have the chunks of a local one: the same, but for ends parted from their last text."""
-    chunks, num_choices = drawn
+@given(data=st.data())
+def test_chunks(kind: str, data: st.DataObject) -> None:
+    """A remote stream must have the chunks of a local one: the same, but for ends parted from their last piece."""
+    chunks, num_choices = data.draw(some.chunk_lists(is_chat=kind == "chat"))
     encoder = StreamEncoder(form(kind), num_choices=num_choices)
     decoder = StreamDecoder("r", num_choices=num_choices)
     for chunk in chunks:
         decoded = [item for event in encoder.encode(chunk) for item in decoder.decode(sent(event))]
         if len(decoded) == 2:
-            text, end = decoded
-            assert (text.finish_reason, end.text, end.token_ids) == (None, "", ())
-            decoded = [replace(end, text=text.text, token_ids=text.token_ids, logprobs=text.logprobs)]
+            piece, end = decoded
+            assert (piece.finish_reason, end.text, end.token_ids) == (None, "", ())
+            assert (end.reasoning, end.tool_calls) == ("", ())
+            names = ("text", "token_ids", "logprobs", "reasoning", "tool_calls")
+            decoded = [replace(end, **{name: getattr(piece, name) for name in names})]
         assert decoded == [chunk]
     assert decoder.has_ended
     assert decoder.finish() == []

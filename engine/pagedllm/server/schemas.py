@@ -49,6 +49,7 @@ _MESSAGE = _object(
         "role": {"type": "string", "minLength": 1},
         "content": {"anyOf": [_TEXT, _list(_PART), {"type": "null"}]},
         "name": _TEXT,
+        "reasoning_content": {"type": ["string", "null"]},
         "tool_calls": _list(_CALL),
         "tool_call_id": _TEXT,
     },
@@ -62,6 +63,48 @@ _RETAIN = _object(
         "ttl_s": _TTL,
     }
 )
+_SCHEMA: _Schema = {"type": "object", "description": "A JSON schema."}
+_TOOL = _object(
+    {
+        "type": {"const": "function"},
+        "function": _object(
+            {
+                "name": {"type": "string", "minLength": 1, "maxLength": 128},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"anyOf": [_SCHEMA, {"type": "null"}]},
+                "strict": _FLAG,
+            },
+            "name",
+        ),
+    },
+    *("type", "function"),
+)
+_TOOL_CHOICE: _Schema = {
+    "anyOf": [
+        {"type": "string", "description": "auto, none, required, or the name of a tool."},
+        _object({"type": {"const": "function"}, "function": _object({"name": _TEXT}, "name")}, "type", "function"),
+        {"type": "null"},
+    ]
+}
+_NAMED_SCHEMA = _object({"name": _TEXT, "description": _TEXT, "schema": _SCHEMA, "strict": _FLAG}, "schema")
+_RESPONSE_FORMAT: _Schema = {
+    "anyOf": [
+        _object({"type": {"const": "text"}}, "type"),
+        _object({"type": {"const": "json_object"}, "schema": _SCHEMA}, "type"),
+        _object({"type": {"const": "json_schema"}, "json_schema": _NAMED_SCHEMA}, "type", "json_schema"),
+        {"type": "null"},
+    ]
+}
+_STRUCTURED_OUTPUTS: _Schema = {
+    "anyOf": [
+        _object({"json": {"anyOf": [_SCHEMA, _TEXT]}}, "json"),
+        _object({"json_object": {"const": True}}, "json_object"),
+        _object({"regex": {"type": "string", "minLength": 1}}, "regex"),
+        _object({"choice": _list({"type": "string", "minLength": 1}, minimum=1)}, "choice"),
+        _object({"grammar": {"type": "string", "minLength": 1}}, "grammar"),
+        {"type": "null"},
+    ]
+}
 _SHARED: _Schema = {
     "model": {"type": ["string", "null"]},
     "stream": _FLAG,
@@ -88,6 +131,8 @@ _SHARED: _Schema = {
     "request_id": {"type": "string", "maxLength": 128},
     "return_token_ids": _FLAG,
     "parse_special_tokens": _FLAG,
+    "response_format": _RESPONSE_FORMAT,
+    "structured_outputs": _STRUCTURED_OUTPUTS,
     "priority": {"type": "integer"},
     "cache_salt": {"type": "string", "minLength": 1, "maxLength": 128},
     "prompt_cache_key": {"type": "string", "minLength": 1, "maxLength": 256},
@@ -106,6 +151,9 @@ CHAT = _object(
         "top_logprobs": _integer(0, 20),
         "add_generation_prompt": _FLAG,
         "continue_final_message": _FLAG,
+        "tools": _list(_TOOL),
+        "tool_choice": _TOOL_CHOICE,
+        "parallel_tool_calls": _FLAG,
     },
     "messages",
 )
@@ -122,7 +170,16 @@ EITHER: _Schema = {"anyOf": [CHAT, COMPLETION]}
 TOKENIZE: _Schema = {
     "anyOf": [
         _object({"model": _TEXT, "prompt": _TEXT, "add_special_tokens": _FLAG}, "prompt"),
-        _object({"model": _TEXT, "messages": _list(_MESSAGE, minimum=1), "add_generation_prompt": _FLAG}, "messages"),
+        _object(
+            {
+                "model": _TEXT,
+                "messages": _list(_MESSAGE, minimum=1),
+                "add_generation_prompt": _FLAG,
+                "tools": _list(_TOOL),
+                "tool_choice": _TOOL_CHOICE,
+            },
+            "messages",
+        ),
     ]
 }
 DETOKENIZE = _object({"model": _TEXT, "tokens": _list(_TOKEN_ID)}, "tokens")

@@ -115,7 +115,10 @@ def encode_tokenize_call(text: str, *, add_special_tokens: bool = True) -> dict[
 
 def encode_count_call(request: GenerateRequest) -> dict[str, Any]:
     """Asks for the number of tokens of a request's prompt; ``count_only`` is ours, the rest is vLLM's."""
-    names = ("prompt", "messages", "add_generation_prompt", "continue_final_message", "parse_special_tokens")
+    names = (
+        *("prompt", "messages", "add_generation_prompt", "continue_final_message", "parse_special_tokens"),
+        *("tools", "tool_choice"),
+    )
     body = encode_call(request)
     return {name: body[name] for name in names if name in body} | {"count_only": True}
 

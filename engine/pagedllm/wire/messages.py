@@ -9,14 +9,15 @@ from ..errors import InvalidRequestError
 from ..hints import Retain
 from ..message import Message, ToolCall
 from .body import Body
+from .calls import encode_calls
 
 __all__ = ["decode_messages", "decode_ttl", "encode_messages"]
 
 # Anthropic's words for how long a breakpoint lives.
 _TTLS = {"5m": 300.0, "1h": 3600.0}
 _DEFAULT_TTL_S = 300.0
-# OpenAI's answers carry these, so they come back in the next request.
-_NOT_SHOWN = ("name",)
+# Chat templates have no place for a name, and do not want what a model thought in an earlier turn.
+_NOT_SHOWN = ("name", "reasoning", "reasoning_content")
 
 
 def encode_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -39,10 +40,7 @@ def decode_messages(value: Any) -> tuple[tuple[Message, ...], tuple[Retain, ...]
 def _encode_message(message: Message) -> dict[str, Any]:
     encoded: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        encoded["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+        encoded["tool_calls"] = encode_calls(message.tool_calls)
     if message.tool_call_id is not None:
         encoded["tool_call_id"] = message.tool_call_id
     return encoded
@@ -60,7 +58,8 @@ def _decode_message(value: Any, index: int) -> tuple[Message, list[Retain]]:
         tool_calls=[_decode_call(call, f"messages[{index}].tool_calls") for call in calls],
         tool_call_id=body.take_as(str, "tool_call_id"),
     )
-    for name in ("refusal", "audio", "annotations", "function_call", "reasoning", "reasoning_content"):
+    # OpenAI's answers carry these, so they come back in the next request.
+    for name in ("refusal", "audio", "annotations", "function_call"):
         body.take_neutral(name)
     body.close(harmless=_NOT_SHOWN)
     return message, retain

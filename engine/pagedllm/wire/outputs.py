@@ -8,6 +8,7 @@ from typing import Any
 
 from ..api import Choice, HintOutcome, RequestOutput, Timings, TokenLogprob, Usage
 from ..errors import EngineError
+from .calls import decode_calls, encode_calls
 from .logprobs import (
     Echo,
     decode_completion_logprobs,
@@ -24,9 +25,11 @@ __all__ = [
     "EXTENSION",
     "AnswerForm",
     "decode_outputs",
+    "decode_reasoning",
     "decode_usage",
     "encode_outputs",
     "encode_usage",
+    "end_with_calls",
     "finish_record",
     "read_finish_record",
 ]
@@ -122,18 +125,31 @@ def encode_usage(usages: Sequence[Usage]) -> dict[str, Any]:
             "cached_tokens": sum(item.cached_tokens for item in usages),
             "cache_creation_tokens": sum(item.cache_creation_tokens for item in usages),
         },
+        "completion_tokens_details": {"reasoning_tokens": sum(item.reasoning_tokens for item in usages)},
     }
 
 
 def decode_usage(value: Mapping[str, Any] | None) -> Usage:
     value = value or {}
     details = value.get("prompt_tokens_details") or {}
+    completion_details = value.get("completion_tokens_details") or {}
     return Usage(
         prompt_tokens=value.get("prompt_tokens") or 0,
         completion_tokens=value.get("completion_tokens") or 0,
         cached_tokens=details.get("cached_tokens") or 0,
         cache_creation_tokens=details.get("cache_creation_tokens") or 0,
+        reasoning_tokens=completion_details.get("reasoning_tokens") or 0,
     )
+
+
+def decode_reasoning(message: Mapping[str, Any]) -> str:
+    """The thoughts in an answer or in a piece of one, under either of vLLM's names for them."""
+    return message.get("reasoning_content") or message.get("reasoning") or ""
+
+
+def end_with_calls(finish_reason: Any, *, has_calls: bool) -> Any:
+    """Why an answer of another server ended: of calls that were asked for, many say ``"stop"``."""
+    return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
 
 
 def finish_record(
@@ -167,12 +183,22 @@ def _records(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _encode_choice(form: AnswerForm, choice: Choice, index: int, echo: Echo | None) -> dict[str, Any]:
     encoded: dict[str, Any] = {"index": index}
     if form.kind == "chat":
-        encoded["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+        encoded["message"] = _encode_message(choice)
     else:
         encoded["text"] = (echo.text if echo else "") + choice.text
     encoded["logprobs"] = encode_logprobs(form, choice.logprobs, echo=echo)
     encoded |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
     return encoded | ({"token_ids": list(choice.token_ids)} if form.return_token_ids else {})
+
+
+def _encode_message(choice: Choice) -> dict[str, Any]:
+    """A chat's answer. OpenAI's content is null where there are only calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message |= {"content": choice.text or None, "tool_calls": encode_calls(choice.tool_calls)}
+    return message
 
 
 def encode_logprobs(
@@ -202,7 +228,7 @@ def _decode_output(
     prompt_logprobs = body.get("prompt_logprobs") or choices[0].get("prompt_logprobs")
     return RequestOutput(
         request_id=request_id or record.get("request_id") or str(body["id"]),
-        choices=tuple(_decode_choice(choice, index) for index, choice in enumerate(choices)),
+        choices=tuple(_decode_choice(choice, index, is_ours=EXTENSION in body) for index, choice in enumerate(choices)),
         usage=usage,
         timings=timings,
         prompt_logprobs=None if prompt_logprobs is None else decode_prompt_logprobs(prompt_logprobs),
@@ -210,13 +236,16 @@ def _decode_output(
     )
 
 
-def _decode_choice(choice: Mapping[str, Any], index: int) -> Choice:
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
+def _decode_choice(choice: Mapping[str, Any], index: int, *, is_ours: bool) -> Choice:
+    message = choice.get("message") or {"content": choice.get("text")}
     token_ids = tuple(choice.get("token_ids") or ())
+    calls = decode_calls(message.get("tool_calls"))
     return Choice(
-        text=text or "",
+        text=message.get("content") or "",
         token_ids=token_ids,
-        finish_reason=choice["finish_reason"],
+        finish_reason=end_with_calls(choice["finish_reason"], has_calls=bool(calls) and not is_ours),
+        reasoning=decode_reasoning(message),
+        tool_calls=calls,
         index=index,
         stop_reason=choice.get("stop_reason"),
         logprobs=decode_logprobs(choice.get("logprobs"), token_ids),

@@ -10,8 +10,10 @@ from typing import Any
 from ..api import GenerateRequest
 from ..errors import InvalidRequestError
 from .body import Body
+from .formats import decode_structured_output, encode_structured_output
 from .messages import decode_messages, encode_messages
 from .sampling import Kind, decode_hints, decode_sampling, encode_hints, encode_sampling
+from .tools import decode_tools, encode_tools
 
 __all__ = ["HARMLESS_FIELDS", "GenerateCall", "decode_call", "encode_call", "kind_of"]
 
@@ -20,12 +22,11 @@ HARMLESS_FIELDS = ("metadata", "safety_identifier", "service_tier", "store", "us
 
 # What OpenAI or vLLM offer and we do not, with the values that ask for nothing.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    *(("tools", ()), ("tool_choice", ("none", "auto")), ("parallel_tool_calls", (True, False)), ("functions", ())),
-    *(("function_call", ("none", "auto")), ("response_format", ({"type": "text"},)), ("modalities", (["text"],))),
+    *(("functions", ()), ("function_call", ("none", "auto")), ("modalities", (["text"],))),
     *(("audio", ()), ("prediction", ()), ("reasoning_effort", ()), ("verbosity", ()), ("web_search_options", ())),
     *(("suffix", ("",)), ("best_of", (1,)), ("skip_special_tokens", (True,)), ("use_beam_search", (False,))),
     *(("length_penalty", (1.0,)), ("include_stop_str_in_output", (False,)), ("add_special_tokens", (True,))),
-    *(("spaces_between_special_tokens", (True, False)), ("truncate_prompt_tokens", ()), ("structured_outputs", ())),
+    *(("spaces_between_special_tokens", (True, False)), ("truncate_prompt_tokens", ())),
     *(("chat_template", ()), ("chat_template_kwargs", ()), ("documents", ()), ("prompt_embeds", ())),
 )
 
@@ -63,14 +64,7 @@ def kind_of(request: GenerateRequest) -> Kind:
 
 
 def encode_call(request: GenerateRequest, *, model: str | None = None, stream: bool = False) -> dict[str, Any]:
-    """The body that asks for this one request, and for all that it takes to rebuild its answer.
-
-    Raises:
-        InvalidRequestError: It wants what does not go over the wire yet.
-    """
-    if request.tools or request.structured_output is not None:
-        param = "tools" if request.tools else "structured_output"
-        raise InvalidRequestError(f"{param} works with an engine in this process only, so far", param=param)
+    """The body that asks for this one request, and for all that it takes to rebuild its answer."""
     kind = kind_of(request)
     body: dict[str, Any] = {} if model is None else {"model": model}
     if request.messages is None:
@@ -78,6 +72,7 @@ def encode_call(request: GenerateRequest, *, model: str | None = None, stream: b
     else:
         body["messages"] = encode_messages(request.messages)
     body |= encode_sampling(request.sampling, kind) | encode_hints(request.hints)
+    body |= encode_tools(request) | encode_structured_output(request.structured_output, kind)
     if not request.add_generation_prompt:
         body["add_generation_prompt"] = False
     if request.continue_final_message:
@@ -152,6 +147,7 @@ def _decode_requests(body: Body, kind: Kind, request_id: str, echo: bool) -> tup
     options: dict[str, Any] = {"parse_special_tokens": body.take_as(bool, "parse_special_tokens")}
     options["add_generation_prompt"] = body.take_as(bool, "add_generation_prompt", True)
     options["continue_final_message"] = body.take_as(bool, "continue_final_message", False)
+    options |= {**decode_tools(body), "structured_output": decode_structured_output(body)}
     return tuple(
         GenerateRequest(
             sampling=sampling,

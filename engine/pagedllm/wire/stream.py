@@ -8,14 +8,17 @@ from typing import Any
 
 from ..api import Chunk, Usage
 from ..errors import EngineError
+from .calls import CallDecoder, encode_call_deltas
 from .logprobs import Echo, decode_prompt_logprobs, encode_prompt_logprobs
 from .outputs import (
     EXTENSION,
     AnswerForm,
     decode_logprobs,
+    decode_reasoning,
     decode_usage,
     encode_logprobs,
     encode_usage,
+    end_with_calls,
     finish_record,
     read_finish_record,
 )
@@ -29,7 +32,8 @@ DONE = "[DONE]"
 class StreamEncoder:
     """Writes the events of one call.
 
-    The role comes once for each choice; ``finish_reason`` is null until the choice's last event, which has no text.
+    The role comes once for each choice; ``finish_reason`` is null until the choice's last event, which has nothing
+    else of it.
 
     Args:
         form: How to write them.
@@ -56,7 +60,7 @@ class StreamEncoder:
         self._usages: list[Usage] = []
 
     def encode(self, chunk: Chunk, *, place: int = 0) -> list[dict[str, Any]]:
-        """The events of a chunk: one, or two where a text and the end of its choice come together.
+        """The events of a chunk: one, or two where a piece of a choice and its end come together.
 
         Args:
             place: Which of the call's requests it belongs to.
@@ -64,13 +68,13 @@ class StreamEncoder:
         self._num_tokens += len(chunk.token_ids)
         if chunk.usage is not None:
             self._usages.append(chunk.usage)
-        if chunk.finish_reason is None or not chunk.text:
+        if chunk.finish_reason is None or not (chunk.text or chunk.reasoning or chunk.tool_calls):
             return [self._event(chunk, place)]
-        text = replace(
+        piece = replace(
             chunk, finish_reason=None, stop_reason=None, usage=None, timings=None, hints=(), prompt_logprobs=None
         )
-        end = replace(chunk, text="", token_ids=(), logprobs=None)
-        return [self._event(text, place), self._event(end, place)]
+        end = replace(chunk, text="", reasoning="", tool_calls=(), token_ids=(), logprobs=None)
+        return [self._event(piece, place), self._event(end, place)]
 
     def usage_event(self) -> dict[str, Any]:
         """The event that ends a stream whose client asked for the usage."""
@@ -81,10 +85,7 @@ class StreamEncoder:
         echo = self._echoes[place] if self._echoes and index not in self._started else None
         choice: dict[str, Any] = {"index": index}
         if self._form.kind == "chat":
-            role = {} if index in self._started else {"role": "assistant"}
-            # The last delta is empty, as OpenAI's, unless it is also the first.
-            has_content = bool(chunk.text) or chunk.finish_reason is None or bool(role)
-            choice["delta"] = role | ({"content": chunk.text} if has_content else {})
+            choice["delta"] = _encode_delta(chunk, is_first=index not in self._started)
         else:
             choice["text"] = (echo.text if echo else "") + chunk.text
         offset = self._num_chars.get(index, 0)
@@ -115,6 +116,17 @@ class StreamEncoder:
         return encode_usage([so_far, *cached])
 
 
+def _encode_delta(chunk: Chunk, *, is_first: bool) -> dict[str, Any]:
+    """What is new of a chat's answer. The last delta is empty, as OpenAI's, unless it is also the first."""
+    delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
+    if chunk.reasoning:
+        delta["reasoning_content"] = chunk.reasoning
+    if chunk.tool_calls:
+        delta["tool_calls"] = encode_call_deltas(chunk.tool_calls)
+    is_empty = not (chunk.reasoning or chunk.tool_calls) and chunk.finish_reason is None
+    return delta | ({"content": chunk.text} if chunk.text or is_first or is_empty else {})
+
+
 class StreamDecoder:
     """Reads the events of a call with one request.
 
@@ -128,7 +140,8 @@ class StreamDecoder:
 
     def __init__(self, request_id: str, *, num_choices: int = 1) -> None:
         self._request_id = request_id
-        self._num_open = num_choices
+        self._num_open = self._num_choices = num_choices
+        self._calls = [CallDecoder() for _ in range(num_choices)]
         self._held: Chunk | None = None
         self._num_tokens = 0
         self._has_ended = False
@@ -163,14 +176,19 @@ class StreamDecoder:
         return chunks
 
     def _decode_choice(self, event: Mapping[str, Any], choice: Mapping[str, Any]) -> list[Chunk]:
-        text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+        delta = choice.get("delta") or {"content": choice.get("text")}
+        index = choice.get("index", 0)
+        calls = self._calls[index]
+        tool_calls = calls.decode(delta.get("tool_calls"))
         token_ids = tuple(choice.get("token_ids") or ())
         prompt_logprobs = event.get("prompt_logprobs") or choice.get("prompt_logprobs")
         chunk = Chunk(
             request_id=self._request_id,
-            text=text or "",
+            text=delta.get("content") or "",
             token_ids=token_ids,
-            index=choice.get("index", 0),
+            index=index,
+            reasoning=decode_reasoning(delta),
+            tool_calls=tool_calls,
             logprobs=decode_logprobs(choice.get("logprobs"), token_ids),
             prompt_logprobs=None if prompt_logprobs is None else decode_prompt_logprobs(prompt_logprobs),
             finish_reason=choice.get("finish_reason"),
@@ -185,7 +203,9 @@ class StreamDecoder:
         if chunk.finish_reason is not None:
             self._num_open -= 1
             if self._num_open == 0:
-                self._held = chunk
+                # Only where no extension tells of it, it is certain that the server is not ours.
+                has_calls = calls.has_calls and self._num_choices == 1
+                self._held = replace(chunk, finish_reason=end_with_calls(chunk.finish_reason, has_calls=has_calls))
                 return []
         return [chunk]
 
