@@ -9,8 +9,13 @@ from fake_engine import FakeEngine
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+from standard_suite import StandardSuite, each_method
 
 from langchain_pagedllm import ChatPagedLLM
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    each_method(metafunc)
 
 
 class TestUnit(ChatModelUnitTests):
@@ -23,45 +28,33 @@ class TestUnit(ChatModelUnitTests):
         return {"model": "smollm2-135m"}
 
     @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "other"
+
+    @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
         environment = {"PAGEDLLM_API_KEY": "key", "PAGEDLLM_MODEL": "/models/x"}
         return environment, {}, {"api_key": "key", "model": "/models/x"}
 
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
-class TestIntegrationOverFakeEngine(ChatModelIntegrationTests):
+class TestIntegrationOverFakeEngine(StandardSuite, ChatModelIntegrationTests):
     """The integration suite too, without a model: quick, and apart from what a model says."""
 
     engine = FakeEngine()
-
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatPagedLLM
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"engine": self.engine}
 
     @property
-    def has_tool_calling(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
-
-    @property
-    def supported_usage_metadata_details(self) -> dict[str, Any]:
-        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
-
-    def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
-        model = ChatPagedLLM(engine=self.engine)
-        prompt = "A question that is long enough to fill a block. " * 2
-        model.invoke(prompt)
-        if not stream:
-            return model.invoke(prompt)
-        chunks = list(model.stream(prompt))
-        total = chunks[0]
-        for chunk in chunks[1:]:
-            total += chunk
-        return total
+    def model_override_value(self) -> str:
+        return "fake"
