@@ -79,6 +79,7 @@ class ToolMethods(PrefixMethods, BaseChatModel):
                 the call of a tool that has the schema. ``"json_mode"``: as ``"json_schema"`` if there is a schema, else
                 any JSON object; other models hold it to no schema, so that prompts for them say what they want.
             include_raw: Answer with ``{"raw": message, "parsed": object, "parsing_error": error}`` and raise nothing.
+                LangChain then passes no options of ``invoke`` on to the model: give them here.
             strict: For ``"function_calling"``, as in ``bind_tools``. The other methods are strict by themselves.
             kwargs: Further options of a call.
 
