@@ -10,7 +10,9 @@ import openai
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -86,3 +88,42 @@ async def test_langchain_openai(base_url: str) -> None:
             assert message.usage_metadata is not None
             assert message.usage_metadata["input_token_details"]["cache_read"] > 0
             assert message.response_metadata["finish_reason"] in ("stop", "length")
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str
+    born: int
+
+
+@tool
+def get_weather(location: str) -> str:
+    """Get the weather at a location."""
+    return f"Sunny in {location}."
+
+
+def test_tools_and_structure(client: openai.OpenAI, base_url: str) -> None:
+    """On a real model: a forced call, whole and streamed, and an answer of a schema, by both clients."""
+    # Greedy, a model of this size repeats itself without end.
+    sampling: Any = {"temperature": 0, "frequency_penalty": 1.0, "max_tokens": 160}
+    with httpx.Client() as http_client:
+        model = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL, http_client=http_client, **sampling)
+        bound = model.bind_tools([get_weather], tool_choice="any")
+        message: Any = bound.invoke("What is the weather in Łódź?")
+        [call] = message.tool_calls
+        assert call["name"] == "get_weather"
+        total: Any = None
+        for piece in bound.stream("What is the weather in Łódź?"):
+            total = piece if total is None else total + piece
+        assert [item["args"] for item in total.tool_calls] == [call["args"]]
+        for method in ("json_schema", "function_calling"):
+            chain = model.with_structured_output(Person, method=method)
+            assert isinstance(chain.invoke("Ada Lovelace was born in 1815."), Person)
+    parsed = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Ada Lovelace was born in 1815."}],
+        response_format=Person,
+        **sampling,
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Person)
