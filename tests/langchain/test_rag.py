@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
+from rag_workload import by_greedy, by_popularity, make_questions, num_shared
 
 from langchain_pagedllm import CacheAwareDocumentOrder, ChatPagedLLM, PrefixStableRAGPrompt, create_paged_rag_chain
 from langchain_pagedllm.document_tree import DocumentTree
@@ -26,30 +27,6 @@ A, B, C, D, E = DOCUMENTS = [Document(id=name, page_content=f"Text of {name}. " 
 
 def names(documents: Sequence[Document]) -> str:
     return "".join(document.id or "?" for document in documents)
-
-
-def shared_documents(orders: Sequence[Sequence[Any]]) -> int:
-    """Leading documents that an endless cache would have had, over all prompts."""
-    seen: set[tuple[Any, ...]] = set()
-    count = 0
-    for order in orders:
-        heads = [tuple(order[: length + 1]) for length in range(len(order))]
-        count += sum(head in seen for head in heads)
-        seen.update(heads)
-    return count
-
-
-def zipf_trace(seed: int, num_questions: int = 200) -> list[list[int]]:
-    """Five of 60 documents for each question, in random order, the n-th most popular one with weight 1/n."""
-    rng = random.Random(seed)
-    weights = [1 / (rank + 1) for rank in range(60)]
-    trace = []
-    for _ in range(num_questions):
-        found: dict[int, None] = {}
-        while len(found) < 5:
-            found[rng.choices(range(60), weights)[0]] = None
-        trace.append(list(found))
-    return trace
 
 
 # --- The prompt ---
@@ -199,30 +176,13 @@ def test_forgotten_orders_leave_nothing_behind() -> None:
 def test_tree_against_oracles(seed: int) -> None:
     """200 questions over 60 documents, by Zipf's law: 1.8 times the shared documents of the retriever's order, and 85 %
     of what the better of two orders has that know more than any order can."""
-    trace = zipf_trace(seed)
+    texts = [Document(id=str(number), page_content="x" * 100, metadata={"mayor": ""}) for number in range(60)]
+    trace = [question.found for question in make_questions(texts, 200, seed=seed)]
     tree = CacheAwareDocumentOrder()
-    texts = [Document(id=str(number), page_content="x" * 100) for number in range(60)]
     served = [[int(item.id or -1) for item in tree.invoke([texts[number] for number in found])] for found in trace]
-    uses = [sum(number in found for found in trace) for number in range(60)]
-    by_popularity = [sorted(found, key=lambda number: (-uses[number], number)) for found in trace]
-    greedy = _greedy(trace)
-    shared = shared_documents(served)
-    assert shared >= 1.8 * shared_documents(trace)
-    assert shared >= 0.85 * max(shared_documents(greedy), shared_documents(by_popularity))
-
-
-def _greedy(trace: list[list[int]]) -> list[list[int]]:
-    """For each question the best of all its orders, given all that was served before."""
-    seen: set[tuple[int, ...]] = set()
-    served = []
-    for found in trace:
-        best = max(
-            itertools.permutations(found),
-            key=lambda order: sum(order[: length + 1] in seen for length in range(len(order))),
-        )
-        seen.update(best[: length + 1] for length in range(len(best)))
-        served.append(list(best))
-    return served
+    best = max(num_shared(by_greedy(trace)), num_shared(by_popularity(trace)))
+    assert num_shared(served) >= 1.8 * num_shared(trace)
+    assert num_shared(served) >= 0.85 * best
 
 
 def test_threads_share_an_order() -> None:
