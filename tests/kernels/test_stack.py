@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -80,11 +81,11 @@ def run_one_by_one(kernels: Any, layers: list[StackLayer], inputs: dict[str, Any
 
 def make_stack(kernels: CPUKernels, layers: list[StackLayer]) -> LayerStack:
     stack = kernels.prepare_stack(layers, SHAPE)
-    if stack is None:
-        pytest.skip("this CPU multiplies no bfloat16")
+    assert stack is not None
     return stack
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(
@@ -99,21 +100,22 @@ def make_stack(kernels: CPUKernels, layers: list[StackLayer]) -> LayerStack:
     ids=str,
 )
 def test_as_good_as_the_operations_one_by_one(
-    lengths: list[tuple[int, int]], window: int | None, has_bias: bool, kernels: CPUKernels
+    lengths: list[tuple[int, int]], window: int | None, has_bias: bool, dtype: torch.dtype, kernels: CPUKernels
 ):
     """A barrier too few shows as rows that are wrong now and then, a wrong stride as rows that always are."""
     options: dict[str, Any] = {"has_bias": has_bias, "window": window}
-    layers = make_layers(kernels, 3, dtype=torch.bfloat16, **options)
+    layers = make_layers(kernels, 3, dtype=dtype, **options)
     reference = ReferenceKernels()
-    plain = make_layers(reference, 3, dtype=torch.bfloat16, **options)
-    theirs = run_one_by_one(reference, plain, make_inputs(lengths, 3, torch.bfloat16), torch.bfloat16)
+    plain = make_layers(reference, 3, dtype=dtype, **options)
+    theirs = run_one_by_one(reference, plain, make_inputs(lengths, 3, dtype), dtype)
     wide = make_layers(reference, 3, dtype=torch.float32, **options)
     exact = run_one_by_one(reference, wide, make_inputs(lengths, 3, torch.float32), torch.float32)
-    allowed = 2 * (theirs - exact).abs().max().item()
+    # In float32 the two differ by the order of their sums.
+    allowed = 1e-4 if dtype == torch.float32 else 2 * (theirs - exact).abs().max().item()
     stack = make_stack(kernels, layers)
     found = []
     for _ in range(5):
-        inputs = make_inputs(lengths, 3, torch.bfloat16)
+        inputs = make_inputs(lengths, 3, dtype)
         stack(**inputs)
         found.append(torch.cat([inputs["hidden"].flatten(), *(x.float().flatten() for x in inputs["key_caches"])]))
     assert (found[0] - exact).abs().max().item() <= allowed
@@ -137,6 +139,6 @@ def test_it_tells_where_the_time_went(kernels: CPUKernels):
 
 
 def test_other_layers_are_left_to_the_operations(kernels: CPUKernels):
-    """Layers in float32 have no packed products."""
+    """Gates and what they let through are taken panel by panel, and so must fill panels."""
     layers = make_layers(kernels, 1, dtype=torch.float32, has_bias=False, window=None)
-    assert kernels.prepare_stack(layers, SHAPE) is None
+    assert kernels.prepare_stack(layers, dataclasses.replace(SHAPE, intermediate_size=MIDDLE - 16)) is None

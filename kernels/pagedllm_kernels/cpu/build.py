@@ -62,7 +62,7 @@ def load_library(isa: str) -> None:
         KernelsUnavailableError: No compiler, or it fails, or the result cannot be loaded.
     """
     compiler = _find_compiler()
-    flags = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", *ISA_FLAGS[isa])
+    flags = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast", *ISA_FLAGS[isa])
     name = f"pagedllm_cpu-{_key(compiler, flags)}.so"
     with _cache_folder() as folder:
         library = folder / name
@@ -156,4 +156,6 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelsUnavailableError(f"compiling the CPU kernels failed: {error}") from error
     if done.returncode != 0:
-        raise KernelsUnavailableError(f"compiling the CPU kernels failed: {done.stderr.strip()[:2000]}")
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if "error" in line] or lines  # warnings of torch's headers come before them
+        raise KernelsUnavailableError("compiling the CPU kernels failed: " + "\n".join(errors)[:2000])

@@ -6,7 +6,6 @@ from collections.abc import Sequence as List
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ..interface import LayerStack, Linear, StackLayer, StackShape
 from ..rms_norm import norm_heads
@@ -15,7 +14,6 @@ from .build import detect_isa, load_library
 
 __all__ = ["CPUKernels"]
 
-_GEMV_ROWS = 4
 _MULTIPLE = 16
 _PANEL = 32
 _TIMED = ("add_rms_norm", "linear", "rope_store", "paged_attention")  # as stack.h counts them
@@ -44,11 +42,7 @@ class CPUKernels:
         return f"{odd[0]} is not a multiple of {_MULTIPLE}" if odd else None
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Linear:
-        is_packed = (
-            weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and torch.ops.pagedllm_cpu.has_packed_linear()
-        )
-        kind = _PackedLinear if is_packed else _PlainLinear
-        return kind(weight, bias, dtype or weight.dtype)
+        return _PackedLinear(weight, bias, dtype or weight.dtype)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         normed: Tensor = torch.ops.pagedllm_cpu.add_rms_norm(x, delta, weight, eps, dtype)
@@ -104,9 +98,7 @@ class CPUKernels:
         return sample(logits, temperatures, top_ks, top_ps, min_ps, keys, draw=torch.ops.pagedllm_cpu.draw)
 
     def prepare_stack(self, layers: List[StackLayer], shape: StackShape) -> LayerStack | None:
-        products = [(layer.qkv, layer.attention_output, layer.gate_up, layer.down) for layer in layers]
-        is_packed = all(isinstance(product, _PackedLinear) for each in products for product in each)
-        return _Stack(layers, shape) if is_packed and shape.intermediate_size % _PANEL == 0 else None
+        return _Stack(layers, shape) if shape.intermediate_size % _PANEL == 0 else None
 
 
 class _Stack:
@@ -149,7 +141,7 @@ class _Stack:
 
 
 class _PackedLinear:
-    """A bfloat16 product in our own layout, where the CPU multiplies bfloat16.
+    """A product in our own layout.
 
     The layout takes the place of the weight: unless someone else needs that, as the embedding does, there is one copy.
     """
@@ -163,18 +155,3 @@ class _PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.pagedllm_cpu.packed_linear(x, self.packed, self.bias, self._num_out, self._dtype)
         return product
-
-
-class _PlainLinear:
-    """Everything else: few rows by our own product, more by torch's."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > _GEMV_ROWS:
-            return linear(x, self._weight, self._bias).to(self._dtype)
-        product: Tensor = torch.ops.pagedllm_cpu.gemv(x, self._weight)
-        return (product if self._bias is None else product + self._bias).to(self._dtype)

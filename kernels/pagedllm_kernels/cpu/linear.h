@@ -2,37 +2,37 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "vec.h"
 
 namespace pagedllm {
 
-// --- bfloat16 on CPUs that multiply it ---
-//
-// The weight lies in panels of 32 outputs: for each pair of inputs, the pairs of all 32 side by side (two registers).
-// A tile of up to 12 rows keeps its sums in registers while it walks down a panel, so a panel comes from memory once and
-// then from cache. Blocks of rows bound what has to stay there.
+// The weight lies in panels of 32 outputs: for each input, the weights of all 32 side by side; in bfloat16 the inputs go
+// in pairs, so that a pair fills 32 bits. A tile of a few rows keeps its sums in registers while it walks down a panel,
+// so a panel comes from memory once and then from cache. Blocks of rows bound what has to stay there.
 
 constexpr int64_t kPanel = 32;
-constexpr int kTileRows = 12;
 
 inline int64_t num_panels(int64_t num_out) { return (num_out + kPanel - 1) / kPanel; }
 
 // Panel p of a row-major weight [num_out, depth]; outputs past the end are zero.
-inline void pack_panel(const bf16* weight, bf16* packed, int64_t num_out, int64_t depth, int64_t p) {
-  bf16* panel = packed + p * kPanel * depth;
+template <typename T>
+void pack_panel(const T* weight, T* packed, int64_t num_out, int64_t depth, int64_t p) {
+  constexpr int64_t kGroup = 4 / sizeof(T);
+  T* panel = packed + p * kPanel * depth;
   for (int64_t i = 0; i < kPanel; i++) {
     int64_t n = p * kPanel + i;
-    for (int64_t k = 0; k < depth; k++) panel[(k / 2 * kPanel + i) * 2 + k % 2] = n < num_out ? weight[n * depth + k] : bf16{0};
+    for (int64_t k = 0; k < depth; k++)
+      panel[(k / kGroup * kPanel + i) * kGroup + k % kGroup] = n < num_out ? weight[n * depth + k] : T{};
   }
 }
 
-#if defined(__AVX512BF16__)
-
-template <typename O>
+template <typename T, typename O>
 struct PanelArgs {
-  const bf16* x;  // [rows, depth]
-  const bf16* panel;
+  const T* x;  // [rows, depth]
+  const T* panel;
   const float* bias;  // [count] or null
   O out;              // [rows, stride], at the panel's first output
   int64_t depth, stride, count;
@@ -44,6 +44,85 @@ struct Sum {
   Sum operator+(int64_t i) const { return {values + i}; }
 };
 
+// --- Any CPU: tiles as high as there are registers for, two registers wide ---
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileRows = 6;
+#endif
+constexpr int kTileOutputs = 2 * kNative;
+
+template <typename T>
+void store_first(T* out, const float* line, int64_t count) {
+  for (int64_t i = 0; i < count; i++) store_one(out + i, line[i]);
+}
+inline void store_first(Sum out, const float* line, int64_t count) {
+  for (int64_t i = 0; i < count; i++) out.values[i] += line[i];
+}
+
+// sums[r] += x[r, k] * the weights of input k; in bfloat16 of the inputs 2 k and 2 k + 1.
+template <int R>
+inline void multiply_input(native sums[R][2], const float* x, const float* weights, int64_t depth, int64_t k) {
+  native low = load_native(weights + k * kPanel), high = load_native(weights + k * kPanel + kNative);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    native value = x[r * depth + k] - native{};
+    sums[r][0] += low * value;
+    sums[r][1] += high * value;
+  }
+}
+template <int R>
+inline void multiply_input(native sums[R][2], const float* x, const bf16* weights, int64_t depth, int64_t k) {
+  native_bits low = load_pairs(weights + 2 * k * kPanel), high = load_pairs(weights + 2 * (k * kPanel + kNative));
+  native low_first = first_of(low), high_first = first_of(high);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    native value = x[r * depth + 2 * k] - native{};
+    sums[r][0] += low_first * value;
+    sums[r][1] += high_first * value;
+  }
+  native low_second = second_of(low), high_second = second_of(high);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    native value = x[r * depth + 2 * k + 1] - native{};
+    sums[r][0] += low_second * value;
+    sums[r][1] += high_second * value;
+  }
+}
+
+// Some rows as floats: they are read once for every output, and so converted before. Valid until the thread's next call.
+inline const float* as_floats(const float* x, int64_t) { return x; }
+inline const float* as_floats(const bf16* x, int64_t size) {
+  static thread_local std::vector<float> floats;
+  floats.resize(size);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(&floats[i], load(x + i));
+  for (; i < size; i++) floats[i] = to_float(x[i]);
+  return floats.data();
+}
+
+template <typename T, typename O, int R>
+void multiply_tile(const PanelArgs<T, O>& a, int64_t row) {
+  constexpr int64_t kGroup = 4 / sizeof(T);
+  const float* x = as_floats(a.x + row * a.depth, R * a.depth);
+  for (int64_t first = 0; first < a.count; first += kTileOutputs) {
+    int64_t count = std::min<int64_t>(a.count - first, kTileOutputs);
+    native sums[R][2] = {};
+    for (int64_t k = 0; k < a.depth / kGroup; k++) multiply_input<R>(sums, x, a.panel + first * kGroup, a.depth, k);
+    for (int r = 0; r < R; r++) {
+      float line[kTileOutputs];
+      std::memcpy(line, sums[r], sizeof line);
+      for (int64_t i = 0; a.bias && i < count; i++) line[i] += a.bias[first + i];
+      store_first(a.out + (row + r) * a.stride + first, line, count);
+    }
+  }
+}
+
+// --- bfloat16 on CPUs that multiply it: the panel's two registers at once ---
+
+#if defined(__AVX512BF16__)
+
 inline void store_first(bf16* out, __m512 v, __mmask16 lanes) {
   _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(v));
 }
@@ -53,7 +132,7 @@ inline void store_first(Sum out, __m512 v, __mmask16 lanes) {
 }
 
 template <typename O, int R>
-void multiply_panel(const PanelArgs<O>& a, int64_t row) {
+void multiply_bf16_tile(const PanelArgs<bf16, O>& a, int64_t row) {
   __m512 sums[R][2];
   __m512 start[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   if (a.bias)
@@ -83,44 +162,32 @@ void multiply_panel(const PanelArgs<O>& a, int64_t row) {
     }
 }
 
+#endif
+
+template <typename T, typename O, int R>
+void multiply_panel(const PanelArgs<T, O>& a, int64_t row) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) return multiply_bf16_tile<O, R>(a, row);
+#endif
+  multiply_tile<T, O, R>(a, row);
+}
+
+// Calls the function for tiles of R rows, with R known when it is compiled.
+template <typename T, typename O, int R = kTileRows>
+void multiply_rows(const PanelArgs<T, O>& a, int64_t row, int64_t count) {
+  if constexpr (R > 1) {
+    if (count < R) return multiply_rows<T, O, R - 1>(a, row, count);
+  }
+  multiply_panel<T, O, R>(a, row);
+}
+
 // Rows [begin, end) of one panel, in tiles of nearly equal height.
-template <typename O>
-void multiply_rows_of_panel(const PanelArgs<O>& a, int64_t begin, int64_t end) {
-  using Tile = void (*)(const PanelArgs<O>&, int64_t);
-  static constexpr Tile kTiles[kTileRows + 1] = {
-      nullptr,           multiply_panel<O, 1>, multiply_panel<O, 2>, multiply_panel<O, 3>,  multiply_panel<O, 4>,
-      multiply_panel<O, 5>, multiply_panel<O, 6>, multiply_panel<O, 7>, multiply_panel<O, 8>,  multiply_panel<O, 9>,
-      multiply_panel<O, 10>, multiply_panel<O, 11>, multiply_panel<O, 12>};
+template <typename T, typename O>
+void multiply_rows_of_panel(const PanelArgs<T, O>& a, int64_t begin, int64_t end) {
   int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < tiles; i++) {
     int64_t first = begin + (end - begin) * i / tiles, last = begin + (end - begin) * (i + 1) / tiles;
-    kTiles[last - first](a, first);
-  }
-}
-
-#endif
-
-// --- Any type and CPU: up to 4 rows, one row of the weight after the other ---
-
-constexpr int kMaxGemvRows = 4;
-
-template <typename T, int M>
-void gemv_rows(const T* x, const T* weight, float* out, int64_t depth, int64_t num_out, int64_t n0, int64_t n1) {
-  for (int64_t n = n0; n < n1; n++) {
-    const T* line = weight + n * depth;
-    // Two sums per row, so that one multiplication need not wait for the one before it.
-    f32x16 sums[M][2] = {};
-    int64_t k = 0;
-    for (; k + 2 * kLanes <= depth; k += 2 * kLanes)
-      for (int j = 0; j < 2; j++) {
-        f32x16 w = load(line + k + j * kLanes);
-        for (int m = 0; m < M; m++) sums[m][j] += w * load(x + m * depth + k + j * kLanes);
-      }
-    for (int m = 0; m < M; m++) {
-      float total = sum(sums[m][0] + sums[m][1]);
-      for (int64_t j = k; j < depth; j++) total += to_float(line[j]) * to_float(x[m * depth + j]);
-      out[m * num_out + n] = total;
-    }
+    multiply_rows(a, first, last - first);
   }
 }
 

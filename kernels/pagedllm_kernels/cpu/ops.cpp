@@ -140,18 +140,10 @@ Tensor gated_activation(const Tensor& gate_up, bool gelu) {
   return out;
 }
 
-bool has_packed_linear() {
-#if defined(__AVX512BF16__)
-  return true;
-#else
-  return false;
-#endif
-}
-
 // A weight [num_out, depth] in panels, [num_panels, depth, 32], in memory of its own with large pages where the system
 // has them: streaming through weights is half as fast if every 4 KiB ends in a look-up of the page table.
 Tensor pack_linear(const Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.scalar_type() == at::kBFloat16);
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous());
   int64_t num_out = weight.size(0), depth = weight.size(1);
   TORCH_CHECK(depth % 2 == 0);
   Tensor packed = at::empty({num_panels(num_out), depth, kPanel}, weight.options());
@@ -161,52 +153,37 @@ Tensor pack_linear(const Tensor& weight) {
   begin = (begin + kPage - 1) / kPage * kPage, end = end / kPage * kPage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish; failing is no fault
 #endif
-  at::parallel_for(0, num_panels(num_out), 1, [&](int64_t first, int64_t last) {
-    for (int64_t p = first; p < last; p++) pack_panel(data<bf16>(weight), data<bf16>(packed), num_out, depth, p);
+  by_type(weight, [&](auto t) {
+    using T = decltype(t);
+    at::parallel_for(0, num_panels(num_out), 1, [&](int64_t first, int64_t last) {
+      for (int64_t p = first; p < last; p++) pack_panel(data<T>(weight), data<T>(packed), num_out, depth, p);
+    });
   });
   return packed;
 }
 
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t num_out,
                      at::ScalarType dtype) {
-#if defined(__AVX512BF16__)
   int64_t rows = x.size(0), depth = x.size(1);
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kBFloat16);
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == packed.scalar_type());
   TORCH_CHECK(packed.size(0) == num_panels(num_out) && packed.size(1) == depth && packed.size(2) == kPanel);
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kFloat && bias->numel() == num_out));
   Tensor out = at::empty({rows, num_out}, x.options().dtype(dtype));
   constexpr int64_t kBlockRows = 48;  // what has to stay in cache while the panels pass by
   int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  by_type(out, [&](auto t) {
-    using O = decltype(t);
-    at::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
-      for (int64_t i = 0; i < blocks; i++)
-        for (int64_t p = first; p < last; p++) {
-          PanelArgs<O*> a{data<bf16>(x), data<bf16>(packed) + p * kPanel * depth,
-                         bias ? data<float>(*bias) + p * kPanel : nullptr, data<O>(out) + p * kPanel, depth, num_out,
-                         std::min(kPanel, num_out - p * kPanel)};
-          multiply_rows_of_panel(a, rows * i / blocks, rows * (i + 1) / blocks);
-        }
-    });
-  });
-  return out;
-#else
-  TORCH_CHECK(false, "pagedllm_cpu: compiled without AVX-512 BF16");
-#endif
-}
-
-// x [up to 4 rows, depth] times weight [num_out, depth], in float32 so that whoever adds a bias rounds once.
-Tensor gemv(const Tensor& x, const Tensor& weight) {
-  int64_t rows = x.size(0), depth = x.size(1), num_out = weight.size(0);
-  TORCH_CHECK(x.dim() == 2 && rows <= kMaxGemvRows && x.is_contiguous() && weight.is_contiguous());
-  TORCH_CHECK(weight.dim() == 2 && weight.size(1) == depth && weight.scalar_type() == x.scalar_type());
-  Tensor out = at::empty({rows, num_out}, x.options().dtype(at::kFloat));
-  if (rows == 0) return out;  // a step in which no sequence reaches its end
-  by_type(x, [&](auto t) {
-    using T = decltype(t);
-    auto run = rows == 4 ? gemv_rows<T, 4> : rows == 3 ? gemv_rows<T, 3> : rows == 2 ? gemv_rows<T, 2> : gemv_rows<T, 1>;
-    at::parallel_for(0, num_out, std::max<int64_t>(1, 32768 / depth), [&](int64_t begin, int64_t end) {
-      run(data<T>(x), data<T>(weight), data<float>(out), depth, num_out, begin, end);
+  by_type(x, [&](auto w) {
+    by_type(out, [&](auto t) {
+      using T = decltype(w);
+      using O = decltype(t);
+      at::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
+        for (int64_t i = 0; i < blocks; i++)
+          for (int64_t p = first; p < last; p++) {
+            PanelArgs<T, O*> a{data<T>(x), data<T>(packed) + p * kPanel * depth,
+                               bias ? data<float>(*bias) + p * kPanel : nullptr, data<O>(out) + p * kPanel, depth,
+                               num_out, std::min(kPanel, num_out - p * kPanel)};
+            multiply_rows_of_panel(a, rows * i / blocks, rows * (i + 1) / blocks);
+          }
+      });
     });
   });
   return out;
@@ -219,7 +196,6 @@ void decoder_layers(Tensor hidden, const c10::List<std::optional<Tensor>>& weigh
                     const Tensor& slots, const Tensor& tables, const Tensor& bounds, const Tensor& lens,
                     int64_t num_heads, int64_t intermediate_size, double eps, double scale, double soft_cap, bool gelu,
                     Tensor seconds) {
-#if defined(__AVX512BF16__)
   constexpr size_t kEach = 7;
   size_t num_layers = key_caches.size();
   int64_t rows = hidden.size(0), num_kv = key_caches[0].size(2), dim = key_caches[0].size(3);
@@ -235,38 +211,38 @@ void decoder_layers(Tensor hidden, const c10::List<std::optional<Tensor>>& weigh
     int64_t position = data<int64_t>(positions)[i], slot = data<int64_t>(slots)[i];
     TORCH_CHECK(position >= 0 && position < table.size(0) && slot >= 0 && slot < num_slots);
   }
-  auto options = hidden.options().dtype(at::kBFloat16);
+  auto options = hidden.options().dtype(key_caches[0].scalar_type());
   Tensor normed = at::empty({rows, hidden.size(1)}, options), qkv = at::empty({rows, width}, options);
   Tensor attended = at::empty({rows, num_heads * dim}, options), activated = at::empty({rows, intermediate_size}, options);
-  StackArgs args{{data<bf16>(qkv), nullptr, nullptr, data<bf16>(attended), data<int32_t>(tables), width, tables.size(1),
-                  num_heads, num_kv, dim, key_caches[0].size(1), float(scale), float(soft_cap), 0},
-                 rows, hidden.size(1), intermediate_size, float(eps), gelu, data<float>(hidden), data<bf16>(normed),
-                 data<bf16>(qkv), data<bf16>(activated), data<float>(table), data<int64_t>(positions),
-                 data<int64_t>(slots), data<double>(seconds)};
-  std::map<int64_t, AttentionPlan> plans;  // by window
-  std::vector<StackLayer> layers;
-  for (size_t i = 0; i < num_layers; i++) {
-    AttentionArgs<bf16> a = args.attention;
-    a.window = windows[i];
-    auto [plan, is_new] = plans.try_emplace(windows[i], a, data<int32_t>(bounds), data<int32_t>(lens), lens.size(0),
-                                            at::get_num_threads());
-    auto weight = [&](size_t k) {
-      std::optional<Tensor> t = weights.get(i * kEach + k);
-      TORCH_CHECK(!t || t->is_contiguous());
-      return t ? t->data_ptr() : nullptr;
-    };
-    TORCH_CHECK(key_caches[i].is_contiguous() && value_caches[i].is_contiguous());
-    layers.push_back({(float*)weight(0), (float*)weight(4), (bf16*)weight(1), (bf16*)weight(3), (bf16*)weight(5),
-                      (bf16*)weight(6), (float*)weight(2), data<bf16>(key_caches[i]), data<bf16>(value_caches[i]),
-                      &plan->second, windows[i]});
-  }
-  run_team([&](Member& me) {
-    StackMember member(args, me);
-    for (const StackLayer& layer : layers) member.run(layer);
+  by_type(qkv, [&](auto t) {
+    using T = decltype(t);
+    StackArgs<T> args{{data<T>(qkv), nullptr, nullptr, data<T>(attended), data<int32_t>(tables), width, tables.size(1),
+                    num_heads, num_kv, dim, key_caches[0].size(1), float(scale), float(soft_cap), 0},
+                   rows, hidden.size(1), intermediate_size, float(eps), gelu, data<float>(hidden), data<T>(normed),
+                   data<T>(qkv), data<T>(activated), data<float>(table), data<int64_t>(positions),
+                   data<int64_t>(slots), data<double>(seconds)};
+    std::map<int64_t, AttentionPlan> plans;  // by window
+    std::vector<StackLayer<T>> layers;
+    for (size_t i = 0; i < num_layers; i++) {
+      AttentionArgs<T> a = args.attention;
+      a.window = windows[i];
+      auto [plan, is_new] = plans.try_emplace(windows[i], a, data<int32_t>(bounds), data<int32_t>(lens), lens.size(0),
+                                              at::get_num_threads());
+      auto weight = [&](size_t k) {
+        std::optional<Tensor> t = weights.get(i * kEach + k);
+        TORCH_CHECK(!t || t->is_contiguous());
+        return t ? t->data_ptr() : nullptr;
+      };
+      TORCH_CHECK(key_caches[i].is_contiguous() && value_caches[i].is_contiguous());
+      layers.push_back({(float*)weight(0), (float*)weight(4), (T*)weight(1), (T*)weight(3), (T*)weight(5),
+                        (T*)weight(6), (float*)weight(2), data<T>(key_caches[i]), data<T>(value_caches[i]),
+                        &plan->second, windows[i]});
+    }
+    run_team([&](Member& me) {
+      StackMember<T> member(args, me);
+      for (const StackLayer<T>& layer : layers) member.run(layer);
+    });
   });
-#else
-  TORCH_CHECK(false, "pagedllm_cpu: compiled without AVX-512 BF16");
-#endif
 }
 
 // The sum, modulo 2^32, of a tensor's 32-bit words: what it takes to read memory and do next to nothing with it.
@@ -318,11 +294,9 @@ TORCH_LIBRARY(pagedllm_cpu, m) {
       "float scale, int window, float soft_cap) -> Tensor",
       paged_attention);
   m.def("gated_activation(Tensor gate_up, bool gelu) -> Tensor", gated_activation);
-  m.def("has_packed_linear() -> bool", has_packed_linear);
   m.def("pack_linear(Tensor weight) -> Tensor", pack_linear);
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int num_out, ScalarType dtype) -> Tensor",
         packed_linear);
-  m.def("gemv(Tensor x, Tensor weight) -> Tensor", gemv);
   m.def(
       "decoder_layers(Tensor(a!) hidden, Tensor?[] weights, Tensor(b!)[] key_caches, Tensor(c!)[] value_caches, "
       "int[] windows, Tensor positions, Tensor table, Tensor slots, Tensor tables, Tensor bounds, Tensor lens, "

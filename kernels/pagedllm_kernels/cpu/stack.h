@@ -1,4 +1,4 @@
-// All layers of a decoder in one parallel region, in bfloat16. Each operation is split over the team as it is when it
+// All layers of a decoder in one parallel region. Each operation is split over the team as it is when it
 // stands alone; what is between two of them is a barrier instead of a return to Python and a new parallel region.
 #pragma once
 
@@ -10,26 +10,27 @@
 #include "team.h"
 
 namespace pagedllm {
-#if defined(__AVX512BF16__)
 
+template <typename T>
 struct StackLayer {
   const float *input_norm, *mlp_norm;
-  const bf16 *qkv, *output, *gate_up, *down;  // in panels
-  const float* qkv_bias;                      // or null
-  bf16 *keys, *values;
+  const T *qkv, *output, *gate_up, *down;  // in panels
+  const float* qkv_bias;                   // or null
+  T *keys, *values;
   AttentionPlan* plan;
   int64_t window;
 };
 
+template <typename T>
 struct StackArgs {
-  AttentionArgs<bf16> attention;  // all but what differs between layers
+  AttentionArgs<T> attention;  // all but what differs between layers
   int64_t num_rows, hidden_size, intermediate_size;
   float eps;
   bool gelu;
   float* hidden;         // [num_rows, hidden_size], changed
-  bf16* normed;          // [num_rows, hidden_size]
-  bf16* qkv;             // [num_rows, attention.query_stride]
-  bf16* activated;       // [num_rows, intermediate_size]
+  T* normed;             // [num_rows, hidden_size]
+  T* qkv;                // [num_rows, attention.query_stride]
+  T* activated;          // [num_rows, intermediate_size]
   const float* table;    // [num_positions, head_dim]
   const int64_t *positions, *slots;
   double* seconds;       // [kNumTimed], added to
@@ -37,12 +38,13 @@ struct StackArgs {
 
 enum Timed { kNorm, kLinear, kRope, kAttention, kNumTimed };
 
+template <typename T>
 class StackMember {
  public:
-  StackMember(const StackArgs& args, Member& member) : a_(args), me_(member), last_(now()) {}
+  StackMember(const StackArgs<T>& args, Member& member) : a_(args), me_(member), last_(now()) {}
 
-  void run(const StackLayer& layer) {
-    const AttentionArgs<bf16>& sizes = a_.attention;
+  void run(const StackLayer<T>& layer) {
+    const AttentionArgs<T>& sizes = a_.attention;
     int64_t attended = sizes.num_heads * sizes.head_dim;
     normalise(layer.input_norm);
     multiply(a_.normed, layer.qkv, layer.qkv_bias, a_.qkv, a_.hidden_size, sizes.query_stride);
@@ -88,35 +90,35 @@ class StackMember {
   }
 
   template <typename O>
-  void multiply(const bf16* x, const bf16* packed, const float* bias, O out, int64_t depth, int64_t num_out) {
+  void multiply(const T* x, const T* packed, const float* bias, O out, int64_t depth, int64_t num_out) {
     share_panels(num_panels(num_out), [&](int64_t p, int64_t begin, int64_t end) {
-      PanelArgs<O> panel{x, packed + p * kPanel * depth, bias ? bias + p * kPanel : nullptr, out + p * kPanel, depth,
+      PanelArgs<T, O> panel{x, packed + p * kPanel * depth, bias ? bias + p * kPanel : nullptr, out + p * kPanel, depth,
                          num_out, std::min(kPanel, num_out - p * kPanel)};
       multiply_rows_of_panel(panel, begin, end);
     });
   }
 
   // A panel of gates and the panel of what they let through, activated before either leaves the cache.
-  void multiply_gated(const StackLayer& layer) {
+  void multiply_gated(const StackLayer<T>& layer) {
     int64_t size = a_.intermediate_size, depth = a_.hidden_size;
     share_panels(size / kPanel, [&](int64_t p, int64_t begin, int64_t end) {
       static thread_local float products[2][kGroupRows * kPanel];
       for (int64_t half = 0; half < 2; half++) {
-        const bf16* panel = layer.gate_up + (half * size + p * kPanel) * depth;
+        const T* panel = layer.gate_up + (half * size + p * kPanel) * depth;
         multiply_rows_of_panel(
-            PanelArgs<float*>{a_.normed + begin * depth, panel, nullptr, products[half], depth, kPanel, kPanel}, 0,
+            PanelArgs<T, float*>{a_.normed + begin * depth, panel, nullptr, products[half], depth, kPanel, kPanel}, 0,
             end - begin);
       }
       for (int64_t i = begin; i < end; i++) {
         const float *gate = products[0] + (i - begin) * kPanel, *up = products[1] + (i - begin) * kPanel;
-        bf16* target = a_.activated + i * size + p * kPanel;
-        (a_.gelu ? gelu_tanh_mul_row<float, bf16> : silu_mul_row<float, bf16>)(gate, up, target, kPanel);
+        T* target = a_.activated + i * size + p * kPanel;
+        (a_.gelu ? gelu_tanh_mul_row<float, T> : silu_mul_row<float, T>)(gate, up, target, kPanel);
       }
     });
   }
 
-  void rotate(const StackLayer& layer) {
-    const AttentionArgs<bf16>& sizes = a_.attention;
+  void rotate(const StackLayer<T>& layer) {
+    const AttentionArgs<T>& sizes = a_.attention;
     me_.share(a_.num_rows, [&](int64_t i) {
       rope_store_row(a_.qkv + i * sizes.query_stride, a_.table + a_.positions[i] * sizes.head_dim, layer.keys,
                      layer.values, a_.slots[i], sizes.num_heads, sizes.num_kv_heads, sizes.head_dim);
@@ -124,8 +126,8 @@ class StackMember {
     done(kRope);
   }
 
-  void attend(const StackLayer& layer) {
-    AttentionArgs<bf16> args = a_.attention;
+  void attend(const StackLayer<T>& layer) {
+    AttentionArgs<T> args = a_.attention;
     args.keys = layer.keys, args.values = layer.values, args.window = layer.window;
     me_.share(layer.plan->num_items(), [&](int64_t i) { layer.plan->run(args, i); });
     if (layer.plan->num_merges() > 0)
@@ -133,10 +135,9 @@ class StackMember {
     done(kAttention);
   }
 
-  const StackArgs& a_;
+  const StackArgs<T>& a_;
   Member& me_;
   double last_;
 };
 
-#endif
 }  // namespace pagedllm

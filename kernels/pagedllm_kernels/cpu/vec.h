@@ -28,7 +28,8 @@ inline float to_float(bf16 x) {
   return result;
 }
 
-inline f32x16 splat(float x) { return f32x16{} + x; }
+// x - 0 is x, which a compiler may use; x + 0 is not where x is -0.
+inline f32x16 splat(float x) { return x - f32x16{}; }
 
 inline f32x16 load(const float* p) {
   f32x16 v;
@@ -42,6 +43,31 @@ inline f32x16 load(const bf16* p) {
 }
 
 inline void store(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
+// As many floats as a register of this CPU holds: for loops that must keep many sums in registers.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+typedef float native __attribute__((vector_size(4 * kNative)));
+typedef uint32_t native_bits __attribute__((vector_size(4 * kNative)));
+
+inline native load_native(const float* p) {
+  native v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+// Two bfloat16 in each lane; the first is in the lower half.
+inline native_bits load_pairs(const bf16* p) {
+  native_bits v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline native first_of(native_bits pairs) { return (native)(pairs << 16); }
+inline native second_of(native_bits pairs) { return (native)(pairs & 0xFFFF0000u); }
+
 // Rounds to nearest even, as torch does; NaN stays NaN because its quiet bit survives the addition or is set.
 inline void store(bf16* p, f32x16 v) {
 #if defined(__AVX512BF16__)
