@@ -34,22 +34,6 @@ struct Span {
 
 inline float capped(float score, float cap) { return cap > 0 ? cap * std::tanh(score / cap) : score; }
 
-// Lane i of the result is the sum of v[i].
-inline f32x16 sum_each(f32x16 v[16]) {
-  typedef i32x16 m;
-  for (int i = 0; i < 8; i++)
-    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], m{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}) +
-           __builtin_shuffle(v[2 * i], v[2 * i + 1], m{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-  for (int i = 0; i < 4; i++)
-    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], m{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}) +
-           __builtin_shuffle(v[2 * i], v[2 * i + 1], m{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
-  for (int i = 0; i < 2; i++)
-    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], m{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}) +
-           __builtin_shuffle(v[2 * i], v[2 * i + 1], m{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
-  return __builtin_shuffle(v[0], v[1], m{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}) +
-         __builtin_shuffle(v[0], v[1], m{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-}
-
 // What is left of a stretch of KV for one row: the largest score, the sum of exponentials below it, and their mix of
 // values. Stretches are merged by rescaling to the larger maximum.
 struct Partial {

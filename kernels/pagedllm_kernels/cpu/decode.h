@@ -52,7 +52,7 @@ inline __m512 join_lanes(const __m512 v[4]) {
 // dot_keys in bfloat16, four keys at a time, whose sums stay in registers.
 template <int R>
 void dot_keys_bf16(const bf16* keys, const bf16* query, int64_t dim, const int64_t* rows, const bf16* const* ahead,
-                   int64_t offset, int64_t lanes, f32x16* out) {
+                   int64_t offset, int64_t lanes, float (*out)[kLanes]) {
   __m512 quads[R][4] = {};
   for (int64_t j = 0; j < lanes; j += 4) {
     const bf16* key[4];
@@ -75,31 +75,71 @@ void dot_keys_bf16(const bf16* keys, const bf16* query, int64_t dim, const int64
     }
     for (int r = 0; r < R; r++) quads[r][j / 4] = sum_lanes(sums[r]);
   }
-  for (int r = 0; r < R; r++) out[r] = (f32x16)join_lanes(quads[r]);
+  for (int r = 0; r < R; r++) store(out[r], (f32x16)join_lanes(quads[r]));
 }
 
+#endif
+
+// Whether values are mixed by weights in the KV's own type.
+template <typename T>
+constexpr bool kRoundsWeights =
+#if defined(__AVX512BF16__)
+    std::is_same_v<T, bf16>;
+#else
+    false;
 #endif
 
 // Scores of R heads of one KV head with up to 16 keys: lane j of out[r] belongs to rows[j]. Lanes without a key hold
 // anything.
 template <typename T, int R>
 void dot_keys(const AttentionArgs<T>& a, const T* keys, const T* query, const float* wide, const int64_t* rows,
-              const T* const* ahead, int64_t offset, int64_t lanes, f32x16* out) {
+              const T* const* ahead, int64_t offset, int64_t lanes, float (*out)[kLanes]) {
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bf16>) {
     dot_keys_bf16<R>(keys, query, a.head_dim, rows, ahead, offset, lanes, out);
     return;
   }
 #endif
-  f32x16 sums[R][kLanes] = {};
-  for (int64_t j = 0; j < lanes; j++) {
-    prefetch_row(ahead[j] + offset, a.head_dim);
-    for (int64_t d = 0; d < a.head_dim; d += kLanes) {
-      f32x16 key = load(keys + rows[j] + d);
-      for (int r = 0; r < R; r++) sums[r][j] += key * load(wide + r * a.head_dim + d);
+  // As many keys at a time as leave all sums in 16 registers.
+  constexpr int kKeys = R <= 3 ? 4 : R <= 6 ? 2 : 1;
+  for (int64_t j = 0; j < lanes; j += kKeys) {
+    const T* key[kKeys];
+    for (int k = 0; k < kKeys; k++) {
+      int64_t lane = std::min(j + k, lanes - 1);
+      key[k] = keys + rows[lane];
+      prefetch_row(ahead[lane] + offset, a.head_dim);
+    }
+    native sums[R][kKeys] = {};
+    for (int64_t d = 0; d < a.head_dim; d += kNative) {
+      native part[kKeys];
+      for (int k = 0; k < kKeys; k++) part[k] = load_native(key[k] + d);
+      for (int r = 0; r < R; r++) {
+        native q = load_native(wide + r * a.head_dim + d);
+        for (int k = 0; k < kKeys; k++) sums[r][k] += part[k] * q;
+      }
+    }
+    for (int r = 0; r < R; r++)
+      for (int k = 0; k < kKeys; k++) out[r][std::min<int64_t>(j + k, lanes - 1)] = sum_native(sums[r][k]);
+  }
+}
+
+// The same for W registers of outputs.
+template <typename T, int R, int W>
+void mix_outputs(const T* values, const int64_t* rows, int64_t count, const float* weights, int64_t stride, float* mixed,
+                 int64_t dim) {
+  native sums[R][W];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < W; v++) sums[r][v] = load_native(mixed + r * dim + v * kNative);
+  for (int64_t i = 0; i < count; i++) {
+    native value[W];
+    for (int v = 0; v < W; v++) value[v] = load_native(values + rows[i] + v * kNative);
+    for (int r = 0; r < R; r++) {
+      native weight = weights[r * stride + i] - native{};
+      for (int v = 0; v < W; v++) sums[r][v] += value[v] * weight;
     }
   }
-  for (int r = 0; r < R; r++) out[r] = sum_each(sums[r]);
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < W; v++) std::memcpy(mixed + r * dim + v * kNative, &sums[r][v], sizeof(native));
 }
 
 // mixed[r] += sum over rows of weight * value, for R heads of one KV head.
@@ -138,28 +178,25 @@ void mix_values(const AttentionArgs<T>& a, const T* values, const int64_t* rows,
     }
   }
 #endif
-  for (; d0 < a.head_dim; d0 += kLanes) {
-    f32x16 sums[R] = {};
-    for (int64_t i = 0; i < count; i++) {
-      f32x16 value = load(values + rows[i] + d0);
-      for (int r = 0; r < R; r++) sums[r] += value * weights[r * stride + i];
-    }
-    for (int r = 0; r < R; r++) store(mixed + r * a.head_dim + d0, load(mixed + r * a.head_dim + d0) + sums[r]);
-  }
+  constexpr int kWidth = R <= 3 ? 4 : 2;  // as many registers of outputs as leave all sums in 16
+  for (; d0 + kWidth * kNative <= a.head_dim; d0 += kWidth * kNative)
+    mix_outputs<T, R, kWidth>(values + d0, rows, count, weights, stride, mixed + d0, a.head_dim);
+  for (; d0 < a.head_dim; d0 += kNative)
+    mix_outputs<T, R, 1>(values + d0, rows, count, weights, stride, mixed + d0, a.head_dim);
 }
 
 template <typename T, int R>
 void score_heads(const AttentionArgs<T>& a, DecodeItem<T>& w, int64_t kv_head, int64_t head, int64_t begin) {
   int64_t lanes = std::min<int64_t>(kLanes, w.count - begin);
-  f32x16 products[R];
+  float products[R][kLanes];
   dot_keys<T, R>(a, a.keys + kv_head * a.head_dim, w.query + head * a.head_dim, w.wide.data() + head * a.head_dim,
                  w.rows.data() + begin, w.ahead[0].data() + begin, kv_head * a.head_dim, lanes, products);
   for (int r = 0; r < R; r++) {
-    f32x16 row = products[r] * a.scale;
+    float* row = w.scores.data() + (head + r) * w.stride + begin;
+    store(row, load(products[r]) * a.scale);
     if (a.soft_cap > 0)
       for (int64_t j = 0; j < lanes; j++) row[j] = capped(row[j], a.soft_cap);
     for (int64_t j = lanes; j < kLanes; j++) row[j] = kMinusInf;
-    store(w.scores.data() + (head + r) * w.stride + begin, row);
   }
 }
 
@@ -233,7 +270,7 @@ void decode_stretch(const AttentionArgs<T>& a, const Stretch& stretch, const Str
     for (int64_t i = 0; i < w.stride; i += kLanes) {
       f32x16 weight = exp(load(line + i) - best);
       store(line + i, weight);
-      store(w.rounded.data() + h * w.stride + i, weight);
+      if constexpr (kRoundsWeights<T>) store(w.rounded.data() + h * w.stride + i, weight);
       total += weight;
     }
     partial[h] = {best, sum(total)};

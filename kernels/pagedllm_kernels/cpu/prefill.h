@@ -13,29 +13,8 @@ constexpr int64_t kChunk = 64;        // head_dim is taken in pieces of 4 vector
 
 inline int64_t padded_dim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
 
-// Four rows of a tile product: out[r][0..63] = sum over k of left[r][k] * right[k][0..63].
-template <bool kAccumulate>
-inline void multiply_rows(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth,
-                          float* out, int64_t out_stride, int rows) {
-  f32x16 acc[4][4];
-  for (int r = 0; r < 4; r++)
-    for (int v = 0; v < 4; v++)
-      acc[r][v] = kAccumulate && r < rows ? load(out + r * out_stride + v * kLanes) : f32x16{};
-  const float* lines[4];
-  for (int r = 0; r < 4; r++) lines[r] = left + std::min(r, rows - 1) * left_stride;
-  for (int64_t k = 0; k < depth; k++) {
-    f32x16 x[4];
-    for (int v = 0; v < 4; v++) x[v] = load(right + k * right_stride + v * kLanes);
-    for (int r = 0; r < 4; r++) {
-      f32x16 factor = splat(lines[r][k]);
-      for (int v = 0; v < 4; v++) acc[r][v] += factor * x[v];
-    }
-  }
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < 4; v++) store(out + r * out_stride + v * kLanes, acc[r][v]);
-}
-
-// A tile's products in float32. scores and weights are [rows, kTileTokens] and the same memory.
+// A tile's products in float32: keys and values become panels like those of a weight. scores and weights are
+// [rows, kTileTokens] and the same memory.
 template <typename T>
 class FloatTile {
  public:
@@ -43,46 +22,44 @@ class FloatTile {
   float* weights() { return scores_.data(); }
 
   void start(int64_t rows, int64_t dim) {
-    dim_ = dim, padded_ = padded_dim(dim);
+    dim_ = dim;
     query_.resize(rows * dim), keys_.resize(dim * kTileTokens), scores_.resize(rows * kTileTokens);
-    values_.assign(kTileTokens * padded_, 0.0f);
+    values_.assign(num_panels(dim) * kPanel * kTileTokens, 0.0f);
   }
 
   void set_queries(int64_t row, const T* source, int64_t size) {
     for (int64_t d = 0; d < size; d += kLanes) store(query_.data() + row * dim_ + d, load(source + d));
   }
 
-  // Takes the keys and values of count tokens.
+  // Takes the keys and values of count tokens. What is past them becomes 0, and not what an earlier tile left there: a
+  // weight of 0 times that must not be NaN.
   void unpack(const T* keys, const T* values, const int64_t* rows, int64_t count) {
     for (int64_t i = 0; i < kTileTokens; i++) {
-      float* value = values_.data() + i * padded_;
-      if (i >= count) {
-        // A weight of 0 times what an earlier tile left here must not be NaN.
-        std::fill(value, value + padded_, 0.0f);
-        for (int64_t d = 0; d < dim_; d++) keys_[d * kTileTokens + i] = 0.0f;
-        continue;
-      }
-      for (int64_t d = 0; d < dim_; d++) keys_[d * kTileTokens + i] = to_float(keys[rows[i] + d]);
-      for (int64_t d = 0; d < dim_; d += kLanes) store(value + d, load(values + rows[i] + d));
+      float* key = keys_.data() + i / kPanel * kPanel * dim_ + i % kPanel;
+      for (int64_t d = 0; d < dim_; d++) key[d * kPanel] = i < count ? to_float(keys[rows[i] + d]) : 0.0f;
+      for (int64_t d = 0; d < dim_; d += kLanes)
+        store(values_.data() + d / kPanel * kPanel * kTileTokens + i * kPanel + d % kPanel,
+              i < count ? load(values + rows[i] + d) : f32x16{});
     }
   }
 
   void score(int64_t rows) {
-    for (int64_t r = 0; r < rows; r += 4)
-      multiply_rows<false>(query_.data() + r * dim_, dim_, keys_.data(), kTileTokens, dim_, scores() + r * kTileTokens,
-                           kTileTokens, int(std::min<int64_t>(4, rows - r)));
+    for (int64_t i = 0; i < kTileTokens; i += kPanel)
+      multiply_rows_of_panel(PanelArgs<float, float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
+                                                      kTileTokens, kPanel},
+                             0, rows);
   }
 
   // Adds weights times values to output [rows, padded_dim].
-  void mix(int64_t rows, int64_t count, float* output) {
-    for (int64_t r = 0; r < rows; r += 4)
-      for (int64_t d = 0; d < padded_; d += kChunk)
-        multiply_rows<true>(scores() + r * kTileTokens, kTileTokens, values_.data() + d, padded_, count,
-                            output + r * padded_ + d, padded_, int(std::min<int64_t>(4, rows - r)));
+  void mix(int64_t rows, float* output) {
+    for (int64_t d = 0; d < dim_; d += kPanel)
+      multiply_rows_of_panel(PanelArgs<float, Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
+                                                   kTileTokens, padded_dim(dim_), std::min(kPanel, dim_ - d)},
+                             0, rows);
   }
 
  private:
-  int64_t dim_ = 0, padded_ = 0;
+  int64_t dim_ = 0;
   std::vector<float> query_, keys_, values_, scores_;
 };
 
@@ -133,14 +110,14 @@ class PanelTile {
 
   void score(int64_t rows) {
     for (int64_t i = 0; i < kTileTokens; i += kPanel)
-      multiply_rows_of_panel(PanelArgs<float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
+      multiply_rows_of_panel(PanelArgs<bf16, float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
                                                kTileTokens, kPanel},
                              0, rows);
   }
 
-  void mix(int64_t rows, int64_t, float* output) {
+  void mix(int64_t rows, float* output) {
     for (int64_t d = 0; d < dim_; d += kPanel)
-      multiply_rows_of_panel(PanelArgs<Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
+      multiply_rows_of_panel(PanelArgs<bf16, Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
                                             kTileTokens, padded_dim(dim_), std::min(kPanel, dim_ - d)},
                              0, rows);
   }
@@ -238,7 +215,7 @@ void prefill_tile(const AttentionArgs<T>& a, const Span& s, int64_t kv_head, int
       weigh_row(a, tile.scores() + r * kTileTokens, tile.weights() + r * kTileTokens, first, position - t, state[r],
                 output.data() + r * padded);
     }
-    tile.mix(rows, count, output.data());
+    tile.mix(rows, output.data());
   }
   for (int64_t r = 0; r < rows; r++) {
     T* target = a.output + (s.first_row + q0 + r / group) * a.num_heads * dim + (kv_head * group + r % group) * dim;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -59,11 +59,28 @@ inline native load_native(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
+inline native load_native(const bf16* p) {
+  typedef uint16_t half_bits __attribute__((vector_size(2 * kNative)));
+  half_bits half;
+  std::memcpy(&half, p, sizeof half);
+  return (native)(__builtin_convertvector(half, native_bits) << 16);
+}
 // Two bfloat16 in each lane; the first is in the lower half.
 inline native_bits load_pairs(const bf16* p) {
   native_bits v;
   std::memcpy(&v, p, sizeof v);
   return v;
+}
+inline float sum_native(native v) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#else
+  float total = 0;
+  for (int i = 0; i < kNative; i++) total += v[i];
+  return total;
+#endif
 }
 inline native first_of(native_bits pairs) { return (native)(pairs << 16); }
 inline native second_of(native_bits pairs) { return (native)(pairs & 0xFFFF0000u); }
@@ -97,12 +114,13 @@ inline float sum(f32x16 v) {
 }
 
 inline float highest(f32x16 v) {
-  for (int step = 8; step > 0; step /= 2) {
-    i32x16 lanes = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} ^ step;
-    f32x16 other = __builtin_shuffle(v, lanes);
-    v = other > v ? other : v;
-  }
-  return v[0];
+  native parts[kLanes / kNative];
+  std::memcpy(parts, &v, sizeof v);
+  native best = parts[0];
+  for (int i = 1; i < kLanes / kNative; i++) best = parts[i] > best ? parts[i] : best;
+  float result = best[0];
+  for (int i = 1; i < kNative; i++) result = best[i] > result ? best[i] : result;
+  return result;
 }
 
 // e^x by 2^n * p(r) with |r| <= ln 2 / 2; relative error below 2e-7. Below -87 the result is 0 (a masked score).
