@@ -62,6 +62,9 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
+    # Policy, without Ray: also what the simulation runs.
+    **dict.fromkeys(("pagedllm.cluster.prefix_index", "pagedllm.cluster.routing"), ("pagedllm.cluster.prefix_index",)),
+    "pagedllm.cluster": CONTRACT,
     # Builds an engine of timed parts, and measures single parts as bounds: it has to know what is inside.
     **dict.fromkeys(
         ("pagedllm.bench.bounds", "pagedllm.bench.parts", "pagedllm.bench.roofline"),
