@@ -64,7 +64,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
     # Policy, without Ray: also what the simulation runs.
     **dict.fromkeys(("pagedllm.cluster.prefix_index", "pagedllm.cluster.routing"), ("pagedllm.cluster.prefix_index",)),
-    "pagedllm.cluster": CONTRACT,
+    # The same server over an engine that is many.
+    "pagedllm.cluster": (
+        *(*CONTRACT, "pagedllm.assemble", "pagedllm.control.block_hash", "pagedllm.control.kv_events"),
+        *("pagedllm.files", "pagedllm.intake", "pagedllm.registry", "pagedllm.server", "pagedllm.streams"),
+        "pagedllm.text",
+    ),
     # Builds an engine of timed parts, and measures single parts as bounds: it has to know what is inside.
     **dict.fromkeys(
         ("pagedllm.bench.bounds", "pagedllm.bench.parts", "pagedllm.bench.roofline"),
@@ -120,6 +125,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     ),
     "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "pagedllm.cluster": ("fastapi", "ray"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
     "langchain_pagedllm.middleware": ("langchain", "langchain_core", "langgraph"),
@@ -139,6 +145,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
     "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
+    "pagedllm.cluster": ("pagedllm.cluster.arguments",),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
         *("pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),

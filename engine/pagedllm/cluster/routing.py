@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .prefix_index import PrefixIndex
@@ -32,6 +33,8 @@ _RUNNING_WEIGHT = 0.1
 # A replica with more than this many times the mean of running tokens takes no request for its cache's sake,
 # unless that mean is below what the router counts as busy.
 _MAX_IMBALANCE = 1.25
+# No request is open for so long: its end was missed, and its reservation is given back.
+_MAX_AGE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +91,14 @@ class _Reservation:
     Args:
         num_uncached: Prompt tokens to be computed; 0 once they are.
         promised: Blocks that it is going to store.
+        made_at: When, on the monotonic clock.
     """
 
     replica: str
     query: RouteQuery
     num_uncached: int
     promised: Sequence[bytes]
+    made_at: float
 
 
 @dataclass
@@ -129,9 +134,11 @@ class PrefixRouting:
     Args:
         busy_tokens: Mean of running tokens below which differences between replicas are noise.
         seed: Of the choice among replicas that nothing tells apart.
+        clock: Seconds, for the age of reservations.
     """
 
-    def __init__(self, *, busy_tokens: int = 8192, seed: int = 0) -> None:
+    def __init__(self, *, busy_tokens: int = 8192, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._busy_tokens = busy_tokens
         self._lock = threading.Lock()
         self._index = PrefixIndex()
@@ -225,6 +232,7 @@ class PrefixRouting:
         """Decide where a request goes, and reserve it there; a reservation that it has already is given back."""
         with self._lock:
             self._release(query.request_id)
+            self._expire()
             candidates = self._candidates(query)
             if not candidates:
                 return Decision(replicas=())
@@ -309,7 +317,7 @@ class PrefixRouting:
 
     def _reserve(self, name: str, query: RouteQuery, num_matched: int) -> None:
         num_uncached = query.num_tokens - num_matched * query.block_size
-        reservation = _Reservation(name, query, num_uncached, query.chain[num_matched:])
+        reservation = _Reservation(name, query, num_uncached, query.chain[num_matched:], self._clock())
         self._reservations[query.request_id] = reservation
         replica = self._replicas[name]
         replica.queued += num_uncached
@@ -326,6 +334,12 @@ class PrefixRouting:
             replica.queued -= reservation.num_uncached
             replica.running -= reservation.query.num_tokens
             self._break_promises(reservation)
+
+    def _expire(self) -> None:
+        """Give back the oldest reservation if it is too old; they are in the order in which they were made."""
+        oldest = next(iter(self._reservations.values()), None)
+        if oldest is not None and self._clock() - oldest.made_at > _MAX_AGE_S:
+            self._release(oldest.query.request_id)
 
     def _break_promises(self, reservation: _Reservation) -> None:
         bit = self._index.slot_bit(reservation.replica)
