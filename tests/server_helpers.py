@@ -31,7 +31,7 @@ class Running:
     """
 
     url: str
-    server: Server
+    server: Any
     client: httpx.Client
 
     @property

@@ -112,6 +112,11 @@ class ClusterEngine:
             return Health(ok=False, reason="the engine was closed")
         return Health(ok=True) if self._replicas.names else Health(ok=False, reason="there is no replica now")
 
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """The replicas that are there now."""
+        return self._replicas.names
+
     def stats(self) -> EngineStats:
         """Sums over the replicas that are there now; counters begin anew with a replica that replaces another."""
         return combine_stats(self._thread.submit(self._replicas.ask_all("stats")).result())

@@ -1,13 +1,15 @@
 """An event loop in a thread of its own.
 
 Calls to replicas are made there, whichever thread or loop asks. Serve gives calls that are made while it handles a
-request the identity of that request, and its router takes two of one identity for one; here no request is handled.
+request the identity of that request, and its router takes two of one identity for one and never sends the other. Here
+no request is handled: nothing of the caller's context is taken along.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -35,7 +37,7 @@ class LoopThread:
             EngineClosedError: The thread has ended.
         """
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            return contextvars.Context().run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
         except RuntimeError as error:
             coroutine.close()
             raise EngineClosedError("the engine was closed") from error
@@ -43,7 +45,7 @@ class LoopThread:
     def post(self, function: Callable[[], Any]) -> None:
         """Call a function soon; nothing happens when the thread has ended. The garbage collector may call this."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)
+            self._loop.call_soon_threadsafe(function, context=contextvars.Context())
 
     def close(self) -> None:
         """Cancel what runs, and wait for the end."""

@@ -13,6 +13,7 @@ request.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 import time
@@ -30,8 +31,11 @@ _UNCACHED_WEIGHT = 2.0
 # What a token of a running sequence weighs. Running sequences make every step longer and take room; with 0, requests
 # that are all cached would pile up on one replica.
 _RUNNING_WEIGHT = 0.1
-# A replica with more than this many times the mean of running tokens takes no request for its cache's sake,
-# unless that mean is below what the router counts as busy.
+# What a token of the recent mean of running tokens weighs. It tells apart replicas that are idle at this moment: a new
+# conversation, whose later turns will follow it, belongs where there has been least to do.
+_RECENT_WEIGHT = 0.5
+_RECENT_S = 30.0
+# A replica whose recent mean is more than this many times that of all takes no request for its cache's sake.
 _MAX_IMBALANCE = 1.25
 # No request is open for so long: its end was missed, and its reservation is given back.
 _MAX_AGE_S = 3600.0
@@ -107,6 +111,7 @@ class _Replica:
 
     Args:
         as_of: Up to which of its changes its residency is known.
+        recent: Running tokens, averaged over the last half minute or so (exponentially), at ``averaged_at``.
         queued: Tokens that our own requests have yet to compute there.
         running: Tokens of our own open requests.
         reported: What it said itself; includes requests of others.
@@ -116,6 +121,14 @@ class _Replica:
     queued: int = 0
     running: int = 0
     reported: ReplicaLoad = field(default_factory=ReplicaLoad)
+    recent: float = 0.0
+    averaged_at: float = 0.0
+
+    def average(self, now: float) -> None:
+        """Bring ``recent`` up to now; what runs has been running since the last time."""
+        kept = math.exp((self.averaged_at - now) / _RECENT_S)
+        self.recent = self.recent * kept + self.running_tokens * (1 - kept)
+        self.averaged_at = now
 
     @property
     def queued_tokens(self) -> int:
@@ -132,12 +145,12 @@ class PrefixRouting:
     ``choose`` decides and reserves in one step, so that requests which arrive together see each other.
 
     Args:
-        busy_tokens: Mean of running tokens below which differences between replicas are noise.
+        busy_tokens: Recent mean of running tokens below which differences between replicas are noise.
         seed: Of the choice among replicas that nothing tells apart.
-        clock: Seconds, for the age of reservations.
+        clock: Seconds on a clock that never goes back.
     """
 
-    def __init__(self, *, busy_tokens: int = 8192, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, busy_tokens: int = 256, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._busy_tokens = busy_tokens
         self._lock = threading.Lock()
@@ -174,7 +187,7 @@ class PrefixRouting:
             for name in [name for name in self._replicas if name not in wanted]:
                 self._forget(name)
             for name in sorted(wanted - set(self._replicas)):
-                self._replicas[name] = _Replica()
+                self._replicas[name] = _Replica(averaged_at=self._clock())
                 self._index.add_replica(name)
 
     def forget(self, name: str) -> None:
@@ -286,15 +299,16 @@ class PrefixRouting:
     def _rank(self, query: RouteQuery, names: Sequence[str], matched: dict[str, int]) -> list[str]:
         """Those that have something of the prompt, and two others, by what is to be computed before the first token."""
         pair = self._pair(query, names)
-        limit = _MAX_IMBALANCE * max(self._busy_tokens, self._mean_running(names))
-        costs: dict[str, float] = {}
-        for name in pair:
-            costs[name] = self._cost(query, name, matched.get(name, 0))
+        now = self._clock()
+        for name in names:
+            self._replicas[name].average(now)
+        mean = sum(self._replicas[name].recent for name in names) / len(names)
+        limit = _MAX_IMBALANCE * max(self._busy_tokens, mean)
+        allowed = set(names)
+        costs = {name: self._cost(query, name, matched.get(name, 0)) for name in pair}
         for name, num_blocks in matched.items():
-            if name in self._replicas and name not in query.excluded:
-                is_free = self._replicas[name].running_tokens + query.num_tokens <= limit
-                if is_free or name in costs:
-                    costs[name] = self._cost(query, name, num_blocks)
+            if name in allowed and self._replicas[name].recent <= limit:
+                costs[name] = self._cost(query, name, num_blocks)
         # The order of equal ones is that of the pair, which affinity has a say in.
         return sorted(costs, key=costs.__getitem__)
 
@@ -310,10 +324,8 @@ class PrefixRouting:
     def _cost(self, query: RouteQuery, name: str, num_matched: int) -> float:
         replica = self._replicas[name]
         num_uncached = query.num_tokens - num_matched * query.block_size
-        return _UNCACHED_WEIGHT * num_uncached + replica.queued_tokens + _RUNNING_WEIGHT * replica.running_tokens
-
-    def _mean_running(self, names: Sequence[str]) -> float:
-        return sum(self._replicas[name].running_tokens for name in names) / len(names)
+        busy = _RUNNING_WEIGHT * replica.running_tokens + _RECENT_WEIGHT * replica.recent
+        return _UNCACHED_WEIGHT * num_uncached + replica.queued_tokens + busy
 
     def _reserve(self, name: str, query: RouteQuery, num_matched: int) -> None:
         num_uncached = query.num_tokens - num_matched * query.block_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ from .config import ClusterConfig
 from .engine import ClusterEngine
 
 __all__ = ["ClusterServer"]
+
+logger = logging.getLogger(__name__)
 
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
 # Requests and answers pass through it only when they are large; weights never do.
@@ -102,14 +105,19 @@ def _start_ray(cluster_config: ClusterConfig) -> None:
         ray.init(address="auto", **options)
         return
     num_engines = cluster_config.max_replicas or cluster_config.replicas
-    ray.init(
+    options |= {
         # Logical CPUs: Ray must not refuse what the user asked this machine for.
-        num_cpus=max(1, round(num_engines * cluster_config.num_cpus + 0.5)),
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        **options,
-    )
+        "num_cpus": max(1, math.ceil(num_engines * cluster_config.num_cpus)),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray has no class for it: its processes were not up in 30 s
+        logger.warning("Ray did not start, once more: %s", error)
+        ray.shutdown()
+        ray.init(**options)
 
 
 def _free_port(config: ServerConfig) -> int:
