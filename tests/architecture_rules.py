@@ -59,6 +59,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
     "pagedllm.bench.serving": (*CONTRACT, "pagedllm.bench.datasets", "pagedllm.wire"),
     "pagedllm.bench.serving_report": (*CONTRACT, "pagedllm.bench.serving"),
+    # Runs the real scheduler and router, without model, thread and network.
+    "pagedllm.bench.router": (
+        *(*CONTRACT, "pagedllm.cluster.routing", "pagedllm.control", "pagedllm.core.StepRecord"),
+    ),
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
@@ -92,7 +96,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.scheduler_cost": (*CONTRACT, "pagedllm.control"),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
-        *("pagedllm.server.auth", "pagedllm.server.config"),
+        *("pagedllm.cluster.config", "pagedllm.server.auth", "pagedllm.server.config"),
         # Plans an engine with the engine's own arithmetic.
         *("pagedllm.compute.models.config", "pagedllm.compute.planning", "pagedllm.compute.model_runner.resolve_dtype"),
     ),
@@ -148,7 +152,7 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.cluster": ("pagedllm.cluster.arguments",),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
-        *("pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),
+        *("pagedllm.cluster.run", "pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),
     ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use
