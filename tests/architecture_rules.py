@@ -63,6 +63,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.router": (
         *(*CONTRACT, "pagedllm.cluster.routing", "pagedllm.control", "pagedllm.core.StepRecord"),
     ),
+    # Starts real replicas.
+    "pagedllm.bench.router.live": (
+        *(*CONTRACT, "pagedllm.cluster.config", "pagedllm.cluster.run", "pagedllm.server.config"),
+    ),
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
@@ -116,6 +120,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.remote": ("httpx", "httpx_sse"),
     "pagedllm.bench": ("numpy",),
     "pagedllm.bench.serving": ("httpx", "httpx_sse", "numpy"),
+    "pagedllm.bench.router.live": ("httpx", "numpy"),
     "pagedllm.bench.serving_report": ("matplotlib", "numpy"),
     **dict.fromkeys(("pagedllm.bench.bounds", "pagedllm.bench.parts"), ("torch",)),
     **dict.fromkeys(

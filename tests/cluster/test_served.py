@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import TinyModel
 from ray_cluster import started
+from tiny_models import write_hf_llama
+
+from pagedllm.config import EngineConfig
 
 TIMEOUT_S = 300.0
 
@@ -53,9 +55,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_model: TinyModel) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Slow kernels and three seats, so that what is sent is still running, or waiting, when a replica is killed."""
-    config = tiny_model.config(max_model_len=2048, kernels="reference", max_num_seqs=3)
+    folder = tmp_path_factory.mktemp("cluster") / "tiny"
+    write_hf_llama(folder, max_position_embeddings=4096)
+    options = {"dtype": "float32", "max_model_len": 4096, "kernels": "reference", "max_num_seqs": 3}
+    config = EngineConfig(model=str(folder), **options)
     with started(config, server={}) as (running, url), running.engine() as engine:
         yield Cluster(url, engine)
 
@@ -82,7 +87,7 @@ def test_serves(cluster: Cluster) -> None:
         # Two prompts in one call are two requests side by side.
         both = client.post("/v1/completions", json=body | {"prompt": [prompt_of(1, 100), prompt_of(2, 100)]}).json()
         assert both["choices"][0]["text"] == answers[0]["choices"][0]["text"]
-        wrong = client.post("/v1/completions", json=body | {"prompt": [5] * 3000})
+        wrong = client.post("/v1/completions", json=body | {"prompt": [5] * 5000})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
@@ -106,7 +111,7 @@ class Outcome:
 
 
 async def read_stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> Outcome:
-    body = {"prompt": prompt_of(number), "max_tokens": 1200, "ignore_eos": True, "stream": True}
+    body = {"prompt": prompt_of(number), "max_tokens": 2000, "ignore_eos": True, "stream": True}
     outcome = Outcome()
     async with client.stream("POST", "/v1/completions", json=body | {"return_token_ids": True}) as response:
         async for line in response.aiter_lines():
@@ -153,7 +158,7 @@ async def test_killed_replica(cluster: Cluster) -> None:
     assert len(lost) == before[victim].num_running
     assert {outcome.error["code"] for outcome in lost if outcome.error} == {"engine_dead"}
     kept = [outcome for outcome in outcomes if outcome.error is None]
-    assert [(outcome.num_tokens, outcome.is_done) for outcome in kept] == [(1200, True)] * before[survivor].num_running
+    assert [(outcome.num_tokens, outcome.is_done) for outcome in kept] == [(2000, True)] * before[survivor].num_running
     assert [answer.status_code for answer in answers] == [200] * 6
     assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {5}
     await asyncio.to_thread(_assert_a_new_one_takes_traffic, cluster, victim, survivor)

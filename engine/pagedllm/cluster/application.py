@@ -25,6 +25,8 @@ _INGRESS = "Ingress"
 # Engines have queues of their own, and the ingress refuses what is too much. Ray's limits must come after both, because
 # a replica that Ray takes for full would not hear that a request is to end.
 _MAX_ONGOING = 1 << 16
+# Of all replicas together, before the application is given up. What is wrong with a configuration stays wrong.
+_MAX_STARTS = 3
 
 
 def build_application(
@@ -60,6 +62,7 @@ def _engine_options(server_config: ServerConfig, cluster_config: ClusterConfig) 
         "ray_actor_options": {"num_cpus": cluster_config.num_cpus, "num_gpus": cluster_config.num_gpus},
         "graceful_shutdown_timeout_s": server_config.shutdown_timeout_s,
         "health_check_period_s": 5.0,
+        "max_constructor_retry_count": _MAX_STARTS,
         "health_check_timeout_s": server_config.stuck_after_s,
     }
     if not cluster_config.scales:

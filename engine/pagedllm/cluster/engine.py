@@ -124,6 +124,10 @@ class ClusterEngine:
     async def astats(self) -> EngineStats:
         return combine_stats(await asyncio.wrap_future(self._thread.submit(self._replicas.ask_all("stats"))))
 
+    async def aeach_stats(self) -> list[EngineStats]:
+        """The figures of each replica, in the order of ``replica_names``."""
+        return await asyncio.wrap_future(self._thread.submit(self._replicas.ask_all("stats")))
+
     def match_prefix(self, request: GenerateRequest) -> int:
         """How many tokens of the request's prompt are cached where most of it is. Changes nothing."""
         return self._thread.submit(self._replicas.match_prefix(request)).result()

@@ -74,7 +74,7 @@ class ClusterServer:
         try:
             serve.run(application, name=APP_NAME, route_prefix="/", logging_config=quiet)
         except RuntimeError as error:
-            raise EngineError(f"the engines cannot be started: {error}") from error
+            raise EngineError(f"the engines cannot be started: {_reason() or error}") from error
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def engine(self) -> ClusterEngine:
@@ -99,6 +99,13 @@ class ClusterServer:
             ray.shutdown()
 
 
+def _reason() -> str:
+    """Why the engines did not start: the last error in what Serve tells of them."""
+    deployments = serve.status().applications[APP_NAME].deployments.values()
+    errors = [line.strip() for item in deployments for line in item.message.splitlines() if "Error: " in line]
+    return (errors or [""])[-1].removeprefix("pagedllm.errors.")
+
+
 def _start_ray(cluster_config: ClusterConfig) -> None:
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
     if os.environ.get(_ADDRESS_VARIABLE):
@@ -106,6 +113,7 @@ def _start_ray(cluster_config: ClusterConfig) -> None:
         return
     num_engines = cluster_config.max_replicas or cluster_config.replicas
     options |= {
+        "address": "local",
         # Logical CPUs: Ray must not refuse what the user asked this machine for.
         "num_cpus": max(1, math.ceil(num_engines * cluster_config.num_cpus)),
         "object_store_memory": _OBJECT_STORE_BYTES,
