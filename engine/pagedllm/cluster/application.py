@@ -63,6 +63,8 @@ def _engine_options(server_config: ServerConfig, cluster_config: ClusterConfig) 
         "graceful_shutdown_timeout_s": server_config.shutdown_timeout_s,
         "health_check_period_s": 5.0,
         "max_constructor_retry_count": _MAX_STARTS,
+        # Ingresses ask engines for news all the time.
+        "logging_config": {"enable_access_log": False},
         "health_check_timeout_s": server_config.stuck_after_s,
     }
     if not cluster_config.scales:

@@ -33,10 +33,9 @@ _UNCACHED_WEIGHT = 2.0
 _RUNNING_WEIGHT = 0.1
 # What a token of the recent mean of running tokens weighs. It tells apart replicas that are idle at this moment: a new
 # conversation, whose later turns will follow it, belongs where there has been least to do.
-_RECENT_WEIGHT = 0.5
-_RECENT_S = 30.0
-# A replica whose recent mean is more than this many times that of all takes no request for its cache's sake.
-_MAX_IMBALANCE = 1.25
+# In simulations of 16 and 64 replicas a hard limit to the imbalance, instead, cost hits and time to first token.
+_RECENT_WEIGHT = 2.0
+_RECENT_S = 120.0
 # No request is open for so long: its end was missed, and its reservation is given back.
 _MAX_AGE_S = 3600.0
 
@@ -111,7 +110,7 @@ class _Replica:
 
     Args:
         as_of: Up to which of its changes its residency is known.
-        recent: Running tokens, averaged over the last half minute or so (exponentially), at ``averaged_at``.
+        recent: Running tokens, averaged over the last two minutes or so (exponentially), at ``averaged_at``.
         queued: Tokens that our own requests have yet to compute there.
         running: Tokens of our own open requests.
         reported: What it said itself; includes requests of others.
@@ -145,14 +144,12 @@ class PrefixRouting:
     ``choose`` decides and reserves in one step, so that requests which arrive together see each other.
 
     Args:
-        busy_tokens: Recent mean of running tokens below which differences between replicas are noise.
         seed: Of the choice among replicas that nothing tells apart.
         clock: Seconds on a clock that never goes back.
     """
 
-    def __init__(self, *, busy_tokens: int = 256, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._busy_tokens = busy_tokens
         self._lock = threading.Lock()
         self._index = PrefixIndex()
         self._replicas: dict[str, _Replica] = {}
@@ -302,12 +299,10 @@ class PrefixRouting:
         now = self._clock()
         for name in names:
             self._replicas[name].average(now)
-        mean = sum(self._replicas[name].recent for name in names) / len(names)
-        limit = _MAX_IMBALANCE * max(self._busy_tokens, mean)
         allowed = set(names)
         costs = {name: self._cost(query, name, matched.get(name, 0)) for name in pair}
         for name, num_blocks in matched.items():
-            if name in allowed and self._replicas[name].recent <= limit:
+            if name in allowed:
                 costs[name] = self._cost(query, name, num_blocks)
         # The order of equal ones is that of the pair, which affinity has a say in.
         return sorted(costs, key=costs.__getitem__)
