@@ -62,8 +62,8 @@ def simulate_router(
         costs=step_costs,
         num_blocks=kv_tokens // config.block_size,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs or 64,  # what a CPU takes
+        max_num_batched_tokens=config.max_num_batched_tokens or 512,
     )
     typer.echo(f"{len(arriving)} requests, {rate:.1f} a second, at {replicas} replicas; steps: {step_costs}")
     rows = []
