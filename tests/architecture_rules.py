@@ -59,9 +59,25 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench": (*CONTRACT, "pagedllm.core.StepRecord"),
     "pagedllm.bench.serving": (*CONTRACT, "pagedllm.bench.datasets", "pagedllm.wire"),
     "pagedllm.bench.serving_report": (*CONTRACT, "pagedllm.bench.serving"),
+    # Runs the real scheduler and router, without model, thread and network.
+    "pagedllm.bench.router": (
+        *(*CONTRACT, "pagedllm.cluster.routing", "pagedllm.control", "pagedllm.core.StepRecord"),
+    ),
+    # Starts real replicas.
+    "pagedllm.bench.router.live": (
+        *(*CONTRACT, "pagedllm.cluster.config", "pagedllm.cluster.run", "pagedllm.server.config"),
+    ),
     "pagedllm.assemble": ("pagedllm.api",),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
+    # Policy, without Ray: also what the simulation runs.
+    **dict.fromkeys(("pagedllm.cluster.prefix_index", "pagedllm.cluster.routing"), ("pagedllm.cluster.prefix_index",)),
+    # The same server over an engine that is many.
+    "pagedllm.cluster": (
+        *(*CONTRACT, "pagedllm.assemble", "pagedllm.control.block_hash", "pagedllm.control.kv_events"),
+        *("pagedllm.files", "pagedllm.intake", "pagedllm.registry", "pagedllm.server", "pagedllm.streams"),
+        "pagedllm.text",
+    ),
     # Builds an engine of timed parts, and measures single parts as bounds: it has to know what is inside.
     **dict.fromkeys(
         ("pagedllm.bench.bounds", "pagedllm.bench.parts", "pagedllm.bench.roofline"),
@@ -84,7 +100,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.scheduler_cost": (*CONTRACT, "pagedllm.control"),
     "pagedllm.cli": (
         *(*CONTRACT, "pagedllm.bench", "pagedllm.files", "pagedllm.logs", "pagedllm.registry"),
-        *("pagedllm.server.auth", "pagedllm.server.config"),
+        *("pagedllm.cluster.config", "pagedllm.server.auth", "pagedllm.server.config"),
         # Plans an engine with the engine's own arithmetic.
         *("pagedllm.compute.models.config", "pagedllm.compute.planning", "pagedllm.compute.model_runner.resolve_dtype"),
     ),
@@ -104,6 +120,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pagedllm.remote": ("httpx", "httpx_sse"),
     "pagedllm.bench": ("numpy",),
     "pagedllm.bench.serving": ("httpx", "httpx_sse", "numpy"),
+    "pagedllm.bench.router.live": ("httpx", "numpy"),
     "pagedllm.bench.serving_report": ("matplotlib", "numpy"),
     **dict.fromkeys(("pagedllm.bench.bounds", "pagedllm.bench.parts"), ("torch",)),
     **dict.fromkeys(
@@ -117,6 +134,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     ),
     "pagedllm.bench.plot": ("matplotlib",),
     "pagedllm.server": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "pagedllm.cluster": ("fastapi", "ray"),
     "pagedllm.cli": ("huggingface_hub", "tomli", "torch", "typer"),
     "langchain_pagedllm": ("langchain_core", "pydantic", "typing_extensions"),
     "langchain_pagedllm.middleware": ("langchain", "langchain_core", "langgraph"),
@@ -136,9 +154,10 @@ LAZY_DOORS: dict[str, tuple[str, ...]] = {
     "pagedllm.compute.weights": ("pagedllm.compute.weights.gguf",),
     "pagedllm_kernels.registry": ("pagedllm_kernels.triton",),
     "pagedllm.registry": ("pagedllm.local", "pagedllm.core.StepRecord"),
+    "pagedllm.cluster": ("pagedllm.cluster.arguments",),
     "pagedllm.cli": (
         *("huggingface_hub", "pagedllm.bench", "pagedllm.cli", "pagedllm.compute", "pagedllm.core", "pagedllm.local"),
-        *("pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),
+        *("pagedllm.cluster.run", "pagedllm.server.config", "pagedllm.server.metrics", "pagedllm.server.run", "torch"),
     ),
 }
 COMPUTED_IMPORTS = ("langchain_pagedllm",)  # loads what its own table of public names says, at first use

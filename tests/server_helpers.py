@@ -13,7 +13,6 @@ import httpx
 
 from pagedllm.api import Engine
 from pagedllm.server.config import ServerConfig
-from pagedllm.server.run import Server
 from pagedllm.server.run import serving as in_thread
 
 __all__ = ["Running", "events", "joined", "serving", "wait_until"]
@@ -31,7 +30,7 @@ class Running:
     """
 
     url: str
-    server: Server
+    server: Any
     client: httpx.Client
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
+from collections.abc import Sequence as List
 from typing import TypeVar
 
 from .api import GenerateRequest, Message, ModelInfo, Retain, SamplingParams
@@ -37,9 +38,13 @@ class Intake:
         self._defaults = defaults
         self._answer_forms = answer_forms
 
-    def make_sequences(self, request: GenerateRequest) -> list[Sequence]:
-        """One sequence for each choice. May wait for a grammar to be compiled: see ``may_wait``."""
-        token_ids = self.encode_prompt(request)
+    def make_sequences(self, request: GenerateRequest, prompt_ids: List[int] | None = None) -> list[Sequence]:
+        """One sequence for each choice. May wait for a grammar to be compiled: see ``may_wait``.
+
+        Args:
+            prompt_ids: What ``encode_prompt`` gives for the request, if that is known.
+        """
+        token_ids = self.encode_prompt(request) if prompt_ids is None else list(prompt_ids)
         sampling = request.sampling
         if request.hints.warm:
             # Room for one token, as for any other request, so that what warms can also be asked.

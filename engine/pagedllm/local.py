@@ -23,6 +23,7 @@ from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
 from .config import EngineConfig
 from .control.kv_cache_manager import KVCacheManager
+from .control.kv_events import KVEventListener
 from .control.policies import POLICIES
 from .control.scheduler import Scheduler
 from .control.sequence import Sequence
@@ -119,12 +120,16 @@ class LocalEngine:
         (stream,) = self._worker.submit([self._make_sequences(request)])
         return Chunks(stream, self._aborter(request.request_id))
 
-    def astream(self, request: GenerateRequest) -> AsyncChunks | LateAsyncChunks:
-        """As ``stream``, for an event loop. A request whose grammar is to be compiled begins with the first chunk."""
+    def astream(self, request: GenerateRequest, *, token_ids: List[int] | None = None) -> AsyncChunks | LateAsyncChunks:
+        """As ``stream``, for an event loop. A request whose grammar is to be compiled begins with the first chunk.
+
+        Args:
+            token_ids: The request's prompt, if somebody has encoded it already with the same tokenizer.
+        """
         self._check_usable()
         if self._intake.may_wait(request):
-            return LateAsyncChunks(functools.partial(self._start_late, request))
-        (stream,) = self._worker.submit([self._make_sequences(request)])
+            return LateAsyncChunks(functools.partial(self._start_late, request, token_ids))
+        (stream,) = self._worker.submit([self._make_sequences(request, token_ids)])
         return AsyncChunks(stream, self._aborter(request.request_id))
 
     def abort(self, request_id: str) -> None:
@@ -189,6 +194,15 @@ class LocalEngine:
         self._check_usable()
         await asyncio.wrap_future(self._worker.call(_reset_prefix_cache))
 
+    def listen_to_kv_events(self, listener: KVEventListener) -> None:
+        """Tell ``listener`` of all blocks in the prefix cache, and from now on of those that come and go.
+
+        Args:
+            listener: Called by the engine's thread at each change; it must be quick. There is one: the last.
+        """
+        self._check_usable()
+        self._worker.call(functools.partial(_listen, listener)).result()
+
     def close(self) -> None:
         """Stop the worker and free model and cache; what is in flight fails with EngineClosedError."""
         self._stop_worker()
@@ -196,8 +210,8 @@ class LocalEngine:
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
-    async def _start_late(self, request: GenerateRequest) -> AsyncChunks:
-        sequences = await asyncio.to_thread(self._make_sequences, request)
+    async def _start_late(self, request: GenerateRequest, token_ids: List[int] | None) -> AsyncChunks:
+        sequences = await asyncio.to_thread(self._make_sequences, request, token_ids)
         (stream,) = self._worker.submit([sequences])
         return AsyncChunks(stream, self._aborter(request.request_id))
 
@@ -221,9 +235,9 @@ class LocalEngine:
         except PagedLLMError as error:
             return error
 
-    def _make_sequences(self, request: GenerateRequest) -> list[Sequence]:
+    def _make_sequences(self, request: GenerateRequest, token_ids: List[int] | None = None) -> list[Sequence]:
         self._check_usable()
-        return self._intake.make_sequences(request)
+        return self._intake.make_sequences(request, token_ids)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -301,6 +315,10 @@ def _describe(config: EngineConfig, core: EngineCore) -> ModelInfo:
 
 def _reset_prefix_cache(core: EngineCore) -> None:
     core.scheduler.kv_cache_manager.reset_prefix_cache(core.scheduler.running)
+
+
+def _listen(listener: KVEventListener, core: EngineCore) -> None:
+    core.scheduler.kv_cache_manager.prefix_cache.listen(listener)
 
 
 def _stop_in_same_process(worker: Worker, pid: int) -> None:

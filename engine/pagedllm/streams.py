@@ -155,6 +155,9 @@ class Chunks(_ChunksBase):
             raise StopIteration
         try:
             return self._seen(self._stream.get())
+        except PagedLLMError:
+            self._is_open = False  # it has ended; an abort might hit another request of its name
+            raise
         except BaseException:
             self._end()
             raise
@@ -204,6 +207,9 @@ class AsyncChunks(_ChunksBase):
             raise StopAsyncIteration
         try:
             return self._seen(await self._stream.aget())
+        except PagedLLMError:
+            self._is_open = False  # it has ended; an abort might hit another request of its name
+            raise
         except BaseException:
             self._end()
             raise

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagedllm.cli.server_options import KEY_VARIABLE, KEYS_VARIABLE
+from pagedllm.server.auth import KEY_VARIABLE, KEYS_VARIABLE
 
 COMMAND = [sys.executable, "-c", "from pagedllm.cli import run; run()", "serve", "--port", "0"]
 LONG = {"prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "stream": True}

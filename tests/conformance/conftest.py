@@ -1,4 +1,4 @@
-"""The engines of the suite: in this process, behind our server, and scripted."""
+"""The engines of the suite: in this process, behind our server, scripted, and replicas on Ray, directly and served."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import TinyModel
 from fake_engine import FakeEngine
+from ray_cluster import started
 from served_engine import served
 from tool_templates import HERMES
 
@@ -51,11 +52,39 @@ def fake_engine() -> FakeEngine:
     return FakeEngine(max_model_len=MAX_MODEL_LEN, delay_s=0.0005)
 
 
-@pytest.fixture(params=["local", "remote", "fake"])
+@pytest.fixture(scope="module")
+def tiny_cluster(tiny_model: TinyModel) -> Iterator[Any]:
+    # Slow kernels: an abort has three processes to pass, and is to come before the answer's end.
+    config = tiny_model.config(max_model_len=MAX_MODEL_LEN, kernels="reference")
+    with started(config, server={}) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster_engine(tiny_cluster: Any) -> Iterator[Any]:
+    with tiny_cluster[0].engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def ray_engine(tiny_cluster: Any) -> Iterator[RemoteEngine]:
+    with RemoteEngine(RemoteConfig(base_url=f"{tiny_cluster[1]}/v1")) as engine:
+        yield engine
+
+
+# Who computes the answers, where the engine that is asked does not.
+SOURCES = {"remote": "local_engine", "ray": "cluster_engine"}
+
+
+@pytest.fixture(
+    params=[
+        *("local", "remote", "fake"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cluster", "ray")),
+    ]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     engine = request.getfixturevalue(f"{request.param}_engine")
-    source = request.getfixturevalue("local_engine") if request.param == "remote" else engine
-    return Subject(engine=engine, source=source)
+    return Subject(engine=engine, source=request.getfixturevalue(SOURCES.get(request.param, f"{request.param}_engine")))
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from fake_engine import FakeEngine
-from server_helpers import Running, serving
+from ray_cluster import started
+from server_helpers import TIMEOUT_S, Running, serving
 
+from pagedllm.api import Engine
 from pagedllm.config import EngineConfig
 from pagedllm.local import LocalEngine
 
@@ -24,14 +27,31 @@ def server(fake: FakeEngine) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture(scope="session")
-def smollm_engine() -> Iterator[LocalEngine]:
-    """SmolLM2-135M-Instruct in float32 with a context of 1024 tokens."""
-    with LocalEngine(EngineConfig(dtype="float32", max_model_len=1024)) as engine:
-        yield engine
+SMOLLM = EngineConfig(dtype="float32", max_model_len=1024)
 
 
-@pytest.fixture(scope="session")
-def smollm(smollm_engine: LocalEngine) -> Iterator[Running]:
-    with serving(smollm_engine) as running:
-        yield running
+@pytest.fixture(scope="module", params=["alone", pytest.param("ray", marks=pytest.mark.slow)])
+def _smollm_and_engine(request: pytest.FixtureRequest) -> Iterator[tuple[Running, Engine]]:
+    """One engine behind our server, or two as replicas on Ray behind its ingress."""
+    if request.param == "alone":
+        with LocalEngine(SMOLLM) as engine, serving(engine) as running:
+            yield running, engine
+        return
+    with (
+        started(SMOLLM, server={}) as (cluster, url),
+        cluster.engine() as engine,
+        httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client,
+    ):
+        yield Running(url, cluster, client), engine
+
+
+@pytest.fixture
+def smollm(_smollm_and_engine: tuple[Running, Engine]) -> Running:
+    """SmolLM2-135M-Instruct in float32 with a context of 1024 tokens, served."""
+    return _smollm_and_engine[0]
+
+
+@pytest.fixture
+def smollm_engine(_smollm_and_engine: tuple[Running, Engine]) -> Engine:
+    """What computes its answers."""
+    return _smollm_and_engine[1]

@@ -15,7 +15,7 @@ from engine_helpers import ids, wait_until_at_rest
 from langchain_openai import ChatOpenAI
 from server_helpers import Running, events, joined, wait_until
 
-from pagedllm.local import LocalEngine
+from pagedllm.api import Engine
 
 pytestmark = pytest.mark.model
 
@@ -41,7 +41,7 @@ def chat_model(smollm: Running, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=smollm.v1, api_key="none", model="smollm2-135m", **defaults | options)
 
 
-def test_p1_streams_really_stream(smollm: Running, smollm_engine: LocalEngine) -> None:
+def test_p1_streams_really_stream(smollm: Running, smollm_engine: Engine) -> None:
     """An answer that comes in one piece at the end is no stream: the first text must come while the engine computes."""
     model = chat_model(smollm, max_tokens=48, extra_body={"ignore_eos": True})
     stream = model.stream("Count: one, two, three,")
@@ -231,7 +231,7 @@ def test_p11_no_cross_talk(smollm: Running) -> None:
         assert not any(nonce in text for other, nonce in enumerate(nonces) if other != place)
 
 
-def test_p12_cancel(smollm: Running, smollm_engine: LocalEngine) -> None:
+def test_p12_cancel(smollm: Running, smollm_engine: Engine) -> None:
     """Work for clients that have left is work taken from others: streamed, not streamed, in LangChain."""
     wait_until_at_rest(smollm_engine)
     body = {"prompt": "Count:", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -293,7 +293,7 @@ def test_p14_parts_are_the_same_as_text(smollm: Running) -> None:
     assert smollm.chat([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]).status_code == 400
 
 
-def test_p15_concurrency(smollm: Running, smollm_engine: LocalEngine) -> None:
+def test_p15_concurrency(smollm: Running, smollm_engine: Engine) -> None:
     """Clients in many threads get their own answers, from steps that they share."""
     prompts = [f"Write a word that begins with {chr(65 + k)}:" for k in range(16)]
     alone = [text_of(smollm.complete(prompt, **GREEDY)) for prompt in prompts]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import EngineConfig
-from . import bench_scenario
+from . import bench_router, bench_scenario, simulate_router
 from .bench_serve import FIGURES, serve
 from .engines import open_engine, set_num_threads
 from .options import with_engine_options
@@ -48,6 +48,8 @@ p50, p95, p99 and mean are over all requests (ttft_ms), all pairs of tokens (itl
 app.command(epilog=bench_scenario.FIGURES)(bench_scenario.scenario)
 app.command(epilog=bench_scenario.SCHEDULER_FIGURES)(bench_scenario.scheduler)
 app.command(epilog=FIGURES)(serve)
+app.command(epilog=simulate_router.ABOUT)(simulate_router.simulate_router)
+app.command(epilog=bench_router.ABOUT)(bench_router.router)
 
 _BOUNDS = """\
 What is measured: bounds and engine in turns, in one process and one thread, several rounds after one that warms up.

@@ -18,7 +18,7 @@ else:
 
 __all__ = ["ConfigFile"]
 
-_TABLES = ("engine", "server")
+_TABLES = ("engine", "server", "cluster")
 
 
 def _apply(context: typer.Context, path: Path | None) -> Path | None:
@@ -41,8 +41,8 @@ ConfigFile = Annotated[
         callback=_apply,
         is_eager=True,
         metavar="FILE.toml",
-        help="Options from a file, by their names with underscores, flat or in tables [engine] and [server]; "
-        "options on the command line come first.",
+        help="Options from a file, by their names with underscores, flat or in tables [engine], [server] and "
+        "[cluster]; options on the command line come first.",
     ),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..server.auth import ApiKey, read_key_file, read_keys
+from ..server.auth import KEY_VARIABLE, KEYS_VARIABLE, find_keys
 from ..server.config import ServerConfig
 from .options import describe_options
 
-__all__ = ["KEYS_VARIABLE", "KEY_VARIABLE", "with_server_options"]
+__all__ = ["with_server_options"]
 
-KEY_VARIABLE = "PAGEDLLM_API_KEY"
-KEYS_VARIABLE = "PAGEDLLM_API_KEYS"
 # Secrets never come from the command line, which others on the machine can see.
 _KEY_FILE_HELP = (
     f"File of API keys, a line each: 'name secret' or 'name secret admin'. {KEYS_VARIABLE} holds the same, with ';' "
@@ -38,7 +35,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(*args: Any, **options: Any) -> None:
         chosen = {field.name: options.pop(name) for name, field in fields.items()}
-        keys = _find_keys(options.pop("api_key_file"))
+        keys = find_keys(options.pop("api_key_file"))
         command(*args, **options, server_config=ServerConfig(**chosen, api_keys=tuple(keys)))
 
     types, helps = typing.get_type_hints(ServerConfig), describe_options(ServerConfig)
@@ -61,12 +58,3 @@ def _option(field: str) -> str:
 def _parameter(name: str, default: Any, kind: Any, help_text: str | None = None) -> inspect.Parameter:
     annotation = kind if help_text is None else Annotated[kind, typer.Option(help=help_text)]
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
-def _find_keys(path: Path | None) -> list[ApiKey]:
-    keys = [] if path is None else read_key_file(path)
-    if os.environ.get(KEYS_VARIABLE):
-        keys += read_keys(os.environ[KEYS_VARIABLE], KEYS_VARIABLE)
-    if os.environ.get(KEY_VARIABLE):
-        keys.append(ApiKey(name="default", secret=os.environ[KEY_VARIABLE], is_admin=True))
-    return keys

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 from .kv_counters import KVCounters
+from .kv_events import KVEventListener, KVEvents
 from .leaf_queue import LeafQueue
 from .watched_edges import Edge, WatchedEdges
 
@@ -222,15 +223,18 @@ class PrefixCache:
 
         What is there keeps its own block.
         """
-        edge = (parent, tokens)
-        node = self._edges.get(edge)
+        node = self._edges.get(edge := (parent, tokens))
         if node is None:
             assert len(tokens) == 4 * self.block_size
             node = self._edges[edge] = self._new_node(edge, block_id)
             self._num_children[parent] += 1
             self._num_device_children[parent] += 1
-            self.watched.note(edge)
+            self.watched.note(edge, node)
         return node
+
+    def listen(self, listener: KVEventListener) -> None:
+        """Tell ``listener`` of every block that is there, and from now on of those that come and go."""
+        self.watched.events = KVEvents(listener, self._edges, self._salts)
 
     def protect(self, nodes: Iterable[int]) -> None:
         """Keep these host nodes from being dropped, instead of those protected before."""
@@ -260,8 +264,7 @@ class PrefixCache:
         was_on_host = self.is_on_host(node)
         block_id = self._host_blocks[node] if was_on_host else self._leave_device(node)
         self.num_on_host -= was_on_host
-        edge = self._edge_of[node]
-        parent = edge[0]
+        parent, _ = edge = self._edge_of[node]
         del self._edges[edge]
         self._discard(node)
         self._num_children[parent] -= 1
@@ -306,6 +309,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything; whose blocks these were is the caller's to settle."""
+        self.watched.clear()
         for node in (*self._edges.values(), *self._salts):
             self._discard(node)
         for counts in (self._num_children, self._num_device_children, self._num_pins):
@@ -315,7 +319,6 @@ class PrefixCache:
         self._device_leaves.clear()
         self._host_leaves.clear()
         self.num_idle = self.num_pinned = self.num_pinned_idle = self.num_on_host = 0
-        self.watched.epoch += 1
 
     def least_recent_leaf(self) -> int:
         """The device node to evict next. The caller has checked ``num_evictable``."""
@@ -372,6 +375,7 @@ class PrefixCache:
         self._edge_of[node], self._is_idle[node] = (_NO_PARENT, b""), False
         self._generations[node] += 1
         self._free_nodes.append(node)
+        self.watched.forget(node)
 
     def _offer_for_eviction(self, node: int) -> None:
         if self._is_evictable(node):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from .kv_events import KVEvents
+
 __all__ = ["Edge", "WatchedEdges"]
 
 Edge = tuple[int, bytes]
@@ -16,10 +18,12 @@ class WatchedEdges:
 
     Attributes:
         epoch: While it is the same, nothing that is watched has come.
+        events: Tells somebody of every edge that comes and goes; None while nobody listens.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.events: KVEvents | None = None
         self._counts: Counter[Edge] = Counter()
 
     def watch(self, edge: Edge) -> None:
@@ -35,6 +39,19 @@ class WatchedEdges:
         """Verify that exactly these are watched, each as often as it is given."""
         assert self._counts == Counter(edges), "an edge is watched for nobody, or is not"
 
-    def note(self, edge: Edge) -> None:
-        """An edge has come."""
+    def note(self, edge: Edge, node: int) -> None:
+        """An edge has come, to a node."""
         self.epoch += edge in self._counts
+        if self.events is not None:
+            self.events.stored(node, edge)
+
+    def clear(self) -> None:
+        """All nodes are going."""
+        self.epoch += 1
+        if self.events is not None:
+            self.events.cleared()
+
+    def forget(self, node: int) -> None:
+        """A node has gone."""
+        if self.events is not None:
+            self.events.removed(node)

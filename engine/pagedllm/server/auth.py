@@ -14,9 +14,12 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = ["ANYBODY", "ApiKey", "KeyRing", "read_key_file", "read_keys"]
+__all__ = ["ANYBODY", "KEYS_VARIABLE", "KEY_VARIABLE", "ApiKey", "KeyRing", "find_keys", "read_key_file", "read_keys"]
 
 logger = logging.getLogger(__name__)
+
+KEY_VARIABLE = "PAGEDLLM_API_KEY"
+KEYS_VARIABLE = "PAGEDLLM_API_KEYS"
 
 _MIN_SECRET_CHARS = 8
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -117,3 +120,17 @@ def read_key_file(path: Path) -> list[ApiKey]:
     if os.name == "posix" and mode & 0o077:
         logger.warning("the api key file %s may be read by others: chmod 600 it", path)
     return read_keys(text, str(path))
+
+
+def find_keys(path: Path | None = None) -> list[ApiKey]:
+    """The keys of a file and of the environment, which has many in one variable or the secret of one admin in another.
+
+    Raises:
+        ConfigError: A line is wrong.
+    """
+    keys = [] if path is None else read_key_file(path)
+    if os.environ.get(KEYS_VARIABLE):
+        keys += read_keys(os.environ[KEYS_VARIABLE], KEYS_VARIABLE)
+    if os.environ.get(KEY_VARIABLE):
+        keys.append(ApiKey(name="default", secret=os.environ[KEY_VARIABLE], is_admin=True))
+    return keys

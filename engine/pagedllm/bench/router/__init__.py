@@ -1,0 +1,1 @@
+"""Simulated replicas under the real router."""
