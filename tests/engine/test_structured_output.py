@@ -55,7 +55,10 @@ def test_answers_over_10_schemas(engine: LocalEngine, num_each: int) -> None:
     assert len(asked) * 0.6 <= num_whole < len(asked)
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+# Three of each kind of test, and the rest where there is more time.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if i >= 3 else ()) for i, name in enumerate(SCHEMAS)]
+)
 def test_streamed_pieces_join_to_the_same_answer(engine: LocalEngine, name: str) -> None:
     asked = asking(f"{name}, please", StructuredOutput(json_schema=SCHEMAS[name]))
     whole = run(engine, asked)[0]
