@@ -55,7 +55,7 @@ def fake_engine() -> FakeEngine:
 @pytest.fixture(scope="module")
 def tiny_cluster(tiny_model: TinyModel) -> Iterator[Any]:
     # Slow kernels: an abort has three processes to pass, and is to come before the answer's end.
-    config = tiny_model.config(max_model_len=MAX_MODEL_LEN, kernels="reference")
+    config = tiny_model.config(max_model_len=MAX_MODEL_LEN, chat_template=TEMPLATE, kernels="reference")
     with started(config, server={}) as cluster:
         yield cluster
 
