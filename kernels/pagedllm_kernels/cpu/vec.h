@@ -72,7 +72,9 @@ inline native_bits load_pairs(const bf16* p) {
   return v;
 }
 inline float sum_native(native v) {
-#if defined(__AVX__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX__)
   __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
@@ -114,6 +116,9 @@ inline float sum(f32x16 v) {
 }
 
 inline float highest(f32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   native parts[kLanes / kNative];
   std::memcpy(parts, &v, sizeof v);
   native best = parts[0];
@@ -121,6 +126,7 @@ inline float highest(f32x16 v) {
   float result = best[0];
   for (int i = 1; i < kNative; i++) result = best[i] > result ? best[i] : result;
   return result;
+#endif
 }
 
 // e^x by 2^n * p(r) with |r| <= ln 2 / 2; relative error below 2e-7. Below -87 the result is 0 (a masked score).
