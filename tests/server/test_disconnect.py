@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +16,9 @@ from server_helpers import serving, wait_until
 
 from pagedllm.config import EngineConfig
 from pagedllm.local import LocalEngine
+from pagedllm.server.app import create_app
+from pagedllm.server.config import ServerConfig
+from pagedllm.server.service import Service
 
 LONG = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True}
 
@@ -40,6 +46,29 @@ def test_client_leaves_before_the_first_token() -> None:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG | {"stream": True}, timeout=0.3)
         wait_until(lambda: engine.stats().num_running == 0, seconds=3)
+
+
+async def test_a_client_that_cannot_be_heard_any_more_is_gone() -> None:
+    """Under Ray Serve receive() raises when the client has left; the request went on until its answer was whole."""
+    engine = FakeEngine(delay_s=0.01)
+    body = json.dumps(LONG).encode()
+    heard = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if heard:
+            return heard.pop()
+        await asyncio.sleep(0.1)
+        raise ConnectionError
+
+    async def send(_: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    service = Service(engine, ServerConfig())
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    await asyncio.wait_for(create_app(service)(scope | {"root_path": "", "http_version": "1.1"}, receive, send), 5)
+    assert engine.num_aborts == 1
+    assert service.tenants.num_open == 0
 
 
 def test_client_of_many_prompts_leaves() -> None:

@@ -196,8 +196,10 @@ class Answer(Response):
         ]
 
     async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        # Ray Serve cancels what it hears a client with when the client is gone, and receive() then raises.
+        with contextlib.suppress(Exception):
+            while (await receive())["type"] != "http.disconnect":
+                pass
         self._end(None)
 
     def _end(self, error: HttpError | None) -> None:
