@@ -67,7 +67,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pagedllm.bench.router.live": (
         *(*CONTRACT, "pagedllm.cluster.config", "pagedllm.cluster.run", "pagedllm.server.config"),
     ),
-    "pagedllm.assemble": ("pagedllm.api",),
+    "pagedllm.assemble": ("pagedllm.api", "pagedllm.errors"),
     # Any engine will do.
     "pagedllm.server": (*CONTRACT, "pagedllm.assemble", "pagedllm.wire"),
     # Policy, without Ray: also what the simulation runs.

@@ -15,9 +15,14 @@ from .files.description import GenerationDefaults
 from .text.answer import AnswerForms
 from .text.tokenizer import Tokenizer
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "as_warming"]
 
 _Value = TypeVar("_Value")
+
+
+def as_warming(request: GenerateRequest) -> GenerateRequest:
+    """The request with its prompt computed and cached, and nothing generated."""
+    return dataclasses.replace(request, hints=dataclasses.replace(request.hints, warm=True))
 
 
 class Intake:

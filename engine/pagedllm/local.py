@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import os
 import weakref
@@ -18,7 +17,7 @@ from .api import (
     ModelInfo,
     RequestOutput,
 )
-from .assemble import assemble_output
+from .assemble import acollect_output, collect_output, output_or_raise
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
 from .config import EngineConfig
@@ -33,7 +32,7 @@ from .core import EngineCore, StepRecord
 from .errors import EngineError, ForkedProcessError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import ModelFiles, locate_model
-from .intake import Intake
+from .intake import Intake, as_warming
 from .streams import AsyncChunks, Chunks, LateAsyncChunks, OutputStream
 from .text.answer import AnswerForms
 from .text.tokenizer import Tokenizer, load_tokenizer
@@ -89,7 +88,7 @@ class LocalEngine:
         """Run all requests together; each item of the answer is an output or the error of that request alone."""
         streams = self._start_together(Chunks, [self._try_make_sequences(request) for request in requests])
         try:
-            return [stream if isinstance(stream, PagedLLMError) else _collect(stream) for stream in streams]
+            return [stream if isinstance(stream, PagedLLMError) else collect_output(stream) for stream in streams]
         finally:
             for stream in streams:
                 if isinstance(stream, Chunks):
@@ -105,7 +104,9 @@ class LocalEngine:
         ]
         streams = self._start_together(AsyncChunks, made)
         try:
-            return [stream if isinstance(stream, PagedLLMError) else await _acollect(stream) for stream in streams]
+            return [
+                stream if isinstance(stream, PagedLLMError) else await acollect_output(stream) for stream in streams
+            ]
         finally:
             for stream in streams:
                 if isinstance(stream, AsyncChunks):
@@ -178,12 +179,12 @@ class LocalEngine:
 
     def warm(self, request: GenerateRequest) -> RequestOutput:
         """Compute and cache the request's prompt and generate nothing."""
-        (output,) = self.generate([_warming(request)])
-        return _or_raise(output)
+        (output,) = self.generate([as_warming(request)])
+        return output_or_raise(output)
 
     async def awarm(self, request: GenerateRequest) -> RequestOutput:
-        (output,) = await self.agenerate([_warming(request)])
-        return _or_raise(output)
+        (output,) = await self.agenerate([as_warming(request)])
+        return output_or_raise(output)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests go on and share nothing new."""
@@ -324,27 +325,3 @@ def _listen(listener: KVEventListener, core: EngineCore) -> None:
 def _stop_in_same_process(worker: Worker, pid: int) -> None:
     if os.getpid() == pid:  # a forked child has no such thread to wait for
         worker.stop()
-
-
-def _warming(request: GenerateRequest) -> GenerateRequest:
-    return dataclasses.replace(request, hints=dataclasses.replace(request.hints, warm=True))
-
-
-def _or_raise(output: RequestOutput | PagedLLMError) -> RequestOutput:
-    if isinstance(output, PagedLLMError):
-        raise output
-    return output
-
-
-def _collect(stream: Chunks) -> RequestOutput | PagedLLMError:
-    try:
-        return assemble_output(list(stream))
-    except PagedLLMError as error:
-        return error
-
-
-async def _acollect(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
-    try:
-        return assemble_output([chunk async for chunk in stream])
-    except PagedLLMError as error:
-        return error

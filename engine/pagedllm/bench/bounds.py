@@ -6,6 +6,7 @@ pool would slow down the first.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class ReadBandwidth:
     def measure(self, repeats: int) -> dict[str, float]:
         """Bytes per second of the best repeat, by the name of the reader."""
         return {
-            name: self._buffer.nbytes / fastest(lambda read=read: read(self._buffer), repeats)  # type: ignore[misc]
+            name: self._buffer.nbytes / fastest(functools.partial(read, self._buffer), repeats)
             for name, read in self._readers.items()
         }
 

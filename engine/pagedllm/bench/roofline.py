@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..api import GenerateRequest
 from ..config import EngineConfig
 from ..control.sequence import Sequence
 from ..core import EngineCore
@@ -105,7 +106,7 @@ class _TimedEngine:
         sequences = [
             Sequence(
                 request_id=f"prompt {i}",
-                token_ids=list(request.prompt),  # type: ignore[arg-type]
+                token_ids=_token_ids(request),
                 num_prompt_tokens=workload.input_len,
                 max_tokens=workload.output_len,
                 sampling=request.sampling,
@@ -206,8 +207,13 @@ def _measure_round(
     rounds.linear.setdefault(_LINEAR_ROWS, []).append(linear_s(_LINEAR_ROWS, _LINEAR_ROWS))
     for context in plan.contexts:
         rounds.contexts.setdefault(context, []).append(
-            engine.call(lambda core, context=context: _measure_context(core, contexts, context))  # type: ignore[misc]
+            engine.call(functools.partial(_measure_context, contexts=contexts, context=context))
         )
+
+
+def _token_ids(request: GenerateRequest) -> list[int]:
+    assert isinstance(request.prompt, tuple), "random prompts are token ids"
+    return list(request.prompt)
 
 
 def _measure_context(core: EngineCore, contexts: Contexts, context: int) -> ContextTimes:

@@ -13,7 +13,7 @@ import typer
 
 from ..cluster.config import ClusterConfig
 from ..errors import ConfigError
-from .options import describe_options
+from .options import describe_options, with_signature
 
 __all__ = ["with_cluster_options"]
 
@@ -41,9 +41,7 @@ def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         *(item for item in own if item.name != "cluster_config"),
         *(_parameter(field, types[field.name], helps[field.name]) for field in fields),
     ]
-    # What the next decorator and typer read instead of the wrapper's own signature.
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return wrapper
+    return with_signature(wrapper, parameters)
 
 
 def _parameter(field: dataclasses.Field[Any], kind: Any, help_text: str) -> inspect.Parameter:

@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from .errors import clear_errors
 
-__all__ = ["MODEL_VARIABLE", "describe_engine_options", "describe_options", "with_engine_options"]
+__all__ = ["MODEL_VARIABLE", "describe_engine_options", "describe_options", "with_engine_options", "with_signature"]
 
 MODEL_VARIABLE = "PAGEDLLM_MODEL"
 
@@ -44,10 +44,15 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     assert own[0].name == "config"
     parameters = [_parameter(field, types[name], helps.get(name, "")) for name, field in fields.items()]
-    # What typer reads instead of the wrapper's own signature. The model comes first, what is rarely given last.
+    # The model comes first, what is rarely given last.
     first, rest = parameters[:1], parameters[1:]
     keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*first, *own[1:], *rest)]
-    wrapper.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    return with_signature(wrapper, keywords)
+
+
+def with_signature(wrapper: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """The wrapper, with what typer and further wrappers are to read instead of its own signature."""
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it, see PEP 362
     return wrapper
 
 

@@ -14,7 +14,7 @@ import typer
 
 from ..server.auth import KEY_VARIABLE, KEYS_VARIABLE, find_keys
 from ..server.config import ServerConfig
-from .options import describe_options
+from .options import describe_options, with_signature
 
 __all__ = ["with_server_options"]
 
@@ -46,9 +46,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
         *(_parameter(name, field.default, types[field.name], helps[field.name]) for name, field in fields.items()),
         _parameter("api_key_file", None, key_file),
     ]
-    # What the next decorator and typer read instead of the wrapper's own signature.
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return wrapper
+    return with_signature(wrapper, parameters)
 
 
 def _option(field: str) -> str:

@@ -58,12 +58,13 @@ def simulate_router(
     longest = max(item.num_prompt_tokens + item.output_len for item in arriving)
     if longest > kv_tokens - config.block_size:
         raise ConfigError.for_value("kv_tokens", kv_tokens, f"the trace has a request of {longest} tokens")
+    limits = config.step_limits("cpu")  # whose steps were measured
     plan = ReplicaPlan(
         costs=step_costs,
         num_blocks=kv_tokens // config.block_size,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs or 64,  # what a CPU takes
-        max_num_batched_tokens=config.max_num_batched_tokens or 512,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
     )
     typer.echo(f"{len(arriving)} requests, {rate:.1f} a second, at {replicas} replicas; steps: {step_costs}")
     rows = []

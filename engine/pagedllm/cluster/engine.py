@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..api import EngineStats, GenerateRequest, Health, ModelInfo, RequestOutput
-from ..assemble import assemble_output
+from ..assemble import acollect_output, collect_output, output_or_raise
 from ..config import EngineConfig
 from ..errors import EngineClosedError, EngineError, PagedLLMError
+from ..intake import as_warming
 from ..streams import AsyncChunks, Chunks, OutputStream
 from .loop_thread import LoopThread
 from .prompts import Prompts
@@ -59,7 +59,7 @@ class ClusterEngine:
         """Run all requests; each item of the answer is an output or the error of that request alone."""
         streams = self._start_together(Chunks, requests)
         try:
-            return [stream if isinstance(stream, PagedLLMError) else _collect(stream) for stream in streams]
+            return [stream if isinstance(stream, PagedLLMError) else collect_output(stream) for stream in streams]
         finally:
             for stream in streams:
                 if isinstance(stream, Chunks):
@@ -69,7 +69,9 @@ class ClusterEngine:
         """As ``generate``, without blocking the event loop; cancelling it aborts all requests."""
         streams = self._start_together(AsyncChunks, requests)
         try:
-            return [stream if isinstance(stream, PagedLLMError) else await _acollect(stream) for stream in streams]
+            return [
+                stream if isinstance(stream, PagedLLMError) else await acollect_output(stream) for stream in streams
+            ]
         finally:
             for stream in streams:
                 if isinstance(stream, AsyncChunks):
@@ -137,12 +139,12 @@ class ClusterEngine:
 
     def warm(self, request: GenerateRequest) -> RequestOutput:
         """Compute and cache the request's prompt at the replica that gets it, and generate nothing."""
-        (output,) = self.generate([_warming(request)])
-        return _or_raise(output)
+        (output,) = self.generate([as_warming(request)])
+        return output_or_raise(output)
 
     async def awarm(self, request: GenerateRequest) -> RequestOutput:
-        (output,) = await self.agenerate([_warming(request)])
-        return _or_raise(output)
+        (output,) = await self.agenerate([as_warming(request)])
+        return output_or_raise(output)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, at every replica."""
@@ -185,27 +187,3 @@ class ClusterEngine:
 
 def _drop(thread: LoopThread, replicas: Replicas, opened: OpenCall) -> None:
     thread.post(functools.partial(replicas.drop, opened))
-
-
-def _warming(request: GenerateRequest) -> GenerateRequest:
-    return dataclasses.replace(request, hints=dataclasses.replace(request.hints, warm=True))
-
-
-def _or_raise(output: RequestOutput | PagedLLMError) -> RequestOutput:
-    if isinstance(output, PagedLLMError):
-        raise output
-    return output
-
-
-def _collect(stream: Chunks) -> RequestOutput | PagedLLMError:
-    try:
-        return assemble_output(list(stream))
-    except PagedLLMError as error:
-        return error
-
-
-async def _acollect(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
-    try:
-        return assemble_output([chunk async for chunk in stream])
-    except PagedLLMError as error:
-        return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class KVLog:
             num_missed = self._as_of - (-1 if number is None else number)
             if number is None or number < self._cleared_at or num_missed > len(self._changed) or num_missed < 0:
                 return KVUpdate(as_of=self._as_of, stored=tuple(self._held), is_snapshot=True)
-            touched = {self._changed[-place] for place in range(1, num_missed + 1)}
+            touched = set(itertools.islice(reversed(self._changed), num_missed))
             return KVUpdate(as_of=self._as_of, stored=tuple(touched & self._held), removed=tuple(touched - self._held))
 
     def num_held(self, chain: Sequence[bytes]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from ..api import EngineStats
 
@@ -20,7 +21,7 @@ _MEANS = {
 
 def combine_stats(parts: Sequence[EngineStats]) -> EngineStats:
     """Sums, and means weighted by what they are means of."""
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(EngineStats):
         figures = [getattr(part, field.name) for part in parts]
         if field.name == "hint_outcomes":
@@ -35,4 +36,4 @@ def combine_stats(parts: Sequence[EngineStats]) -> EngineStats:
             values[field.name] = sum(figure * weight for figure, weight in pairs) / total if total else 0.0
         else:
             values[field.name] = sum(figures)
-    return EngineStats(**values)  # type: ignore[arg-type]
+    return EngineStats(**values)

@@ -84,7 +84,7 @@ class PrefixCache:
         return self.num_idle - self.num_pinned_idle
 
     def pack(self, tokens: Sequence[int]) -> bytes:
-        """The tokens of one full block, as ``find`` and ``insert`` take them."""
+        """The tokens of one full block, as ``edge_below`` and ``insert`` take them."""
         return self._pack(*tokens)
 
     def match(

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ..api import CacheHints, FinishReason, HintOutcome, SamplingParams
+from .watched_edges import Edge
 
 __all__ = ["Breakpoint", "PrefixMatch", "Sequence", "SwappedBlocks"]
 
@@ -52,7 +53,7 @@ class PrefixMatch:
 
     nodes: list[int]
     generation: int
-    missing: tuple[int, bytes] | None
+    missing: Edge | None
     epoch: int
 
 

@@ -1,4 +1,4 @@
-"""Which blocks, if the prefix cache had them, would make the match of somebody who waits longer."""
+"""Who is to know when a block comes to the prefix cache: those whose match it would make longer, and a listener."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Edge = tuple[int, bytes]
 
 
 class WatchedEdges:
-    """Lets many wait without looking again in every step.
+    """Lets many wait for blocks without looking again in every step, and one listen to all.
 
     Attributes:
         epoch: While it is the same, nothing that is watched has come.

@@ -13,6 +13,23 @@ constexpr int64_t kChunk = 64;        // head_dim is taken in pieces of 4 vector
 
 inline int64_t padded_dim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
 
+// scores [rows, kTileTokens] = query [rows, dim] times keys, in panels of tokens.
+template <typename T>
+void score_panels(const T* query, const T* keys, float* scores, int64_t rows, int64_t dim) {
+  for (int64_t i = 0; i < kTileTokens; i += kPanel)
+    multiply_rows_of_panel(PanelArgs<T, float*>{query, keys + i * dim, nullptr, scores + i, dim, kTileTokens, kPanel}, 0,
+                           rows);
+}
+
+// output [rows, padded_dim] += weights [rows, kTileTokens] times values, in panels of outputs.
+template <typename T>
+void mix_panels(const T* weights, const T* values, float* output, int64_t rows, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += kPanel)
+    multiply_rows_of_panel(PanelArgs<T, Sum>{weights, values + d * kTileTokens, nullptr, Sum{output + d}, kTileTokens,
+                                             padded_dim(dim), std::min(kPanel, dim - d)},
+                           0, rows);
+}
+
 // A tile's products in float32: keys and values become panels like those of a weight. scores and weights are
 // [rows, kTileTokens] and the same memory.
 template <typename T>
@@ -43,20 +60,8 @@ class FloatTile {
     }
   }
 
-  void score(int64_t rows) {
-    for (int64_t i = 0; i < kTileTokens; i += kPanel)
-      multiply_rows_of_panel(PanelArgs<float, float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
-                                                      kTileTokens, kPanel},
-                             0, rows);
-  }
-
-  // Adds weights times values to output [rows, padded_dim].
-  void mix(int64_t rows, float* output) {
-    for (int64_t d = 0; d < dim_; d += kPanel)
-      multiply_rows_of_panel(PanelArgs<float, Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
-                                                   kTileTokens, padded_dim(dim_), std::min(kPanel, dim_ - d)},
-                             0, rows);
-  }
+  void score(int64_t rows) { score_panels(query_.data(), keys_.data(), scores(), rows, dim_); }
+  void mix(int64_t rows, float* output) { mix_panels(weights(), values_.data(), output, rows, dim_); }
 
  private:
   int64_t dim_ = 0;
@@ -108,19 +113,8 @@ class PanelTile {
       }
   }
 
-  void score(int64_t rows) {
-    for (int64_t i = 0; i < kTileTokens; i += kPanel)
-      multiply_rows_of_panel(PanelArgs<bf16, float*>{query_.data(), keys_.data() + i * dim_, nullptr, scores() + i, dim_,
-                                               kTileTokens, kPanel},
-                             0, rows);
-  }
-
-  void mix(int64_t rows, float* output) {
-    for (int64_t d = 0; d < dim_; d += kPanel)
-      multiply_rows_of_panel(PanelArgs<bf16, Sum>{weights(), values_.data() + d * kTileTokens, nullptr, Sum{output + d},
-                                            kTileTokens, padded_dim(dim_), std::min(kPanel, dim_ - d)},
-                             0, rows);
-  }
+  void score(int64_t rows) { score_panels(query_.data(), keys_.data(), scores(), rows, dim_); }
+  void mix(int64_t rows, float* output) { mix_panels(weights(), values_.data(), output, rows, dim_); }
 
  private:
   // 32 elements of a row, or what is left of it; zeros for tokens past the end.

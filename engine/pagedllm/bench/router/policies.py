@@ -74,13 +74,10 @@ class _Counting:
         self.num_open = dict.fromkeys(names, 0)
         self.random = random.Random(seed)
 
-    def choose(self, query: RouteQuery) -> str:
-        name = self.pick(query)
+    def counted(self, name: str) -> str:
+        """The replica, with one more request."""
         self.num_open[name] += 1
         return name
-
-    def pick(self, query: RouteQuery) -> str:
-        raise NotImplementedError
 
     def first_token(self, told: Told) -> None:
         pass
@@ -97,24 +94,26 @@ class _RoundRobin(_Counting):
         super().__init__(names, seed, clock)
         self._turns = itertools.cycle(self.names)
 
-    def pick(self, query: RouteQuery) -> str:  # noqa: ARG002  the same for all
-        return next(self._turns)
+    def choose(self, query: RouteQuery) -> str:  # noqa: ARG002  the same for all
+        return self.counted(next(self._turns))
 
 
 class _PowerOfTwo(_Counting):
     """The one with fewer open requests of two at random: what Ray Serve does by default."""
 
-    def pick(self, query: RouteQuery) -> str:  # noqa: ARG002  the same for all
+    def choose(self, query: RouteQuery) -> str:  # noqa: ARG002  the same for all
         pair = self.random.sample(self.names, min(2, len(self.names)))
-        return min(pair, key=self.num_open.__getitem__)
+        return self.counted(min(pair, key=self.num_open.__getitem__))
 
 
 class _ConsistentHash(_Counting):
     """By the session, or where there is none by the prompt's first block; however busy that replica is."""
 
-    def pick(self, query: RouteQuery) -> str:
+    def choose(self, query: RouteQuery) -> str:
         key = (query.affinity or query.request_id).encode() if query.affinity or not query.chain else query.chain[0]
-        return max(self.names, key=lambda name: hashlib.blake2b(key + name.encode(), digest_size=8).digest())
+        return self.counted(
+            max(self.names, key=lambda name: hashlib.blake2b(key + name.encode(), digest_size=8).digest())
+        )
 
 
 POLICIES = ("prefix", "round_robin", "power_of_two", "consistent_hash")
@@ -122,7 +121,7 @@ POLICIES = ("prefix", "round_robin", "power_of_two", "consistent_hash")
 
 def make_policy(name: str, replicas: Sequence[str], seed: int, clock: Callable[[], float]) -> RoutingPolicy:
     """One of ``POLICIES``, on the simulation's clock."""
-    kinds: dict[str, type[_Prefix] | type[_Counting]] = {
+    kinds: dict[str, Callable[..., RoutingPolicy]] = {
         "prefix": _Prefix,
         "round_robin": _RoundRobin,
         "power_of_two": _PowerOfTwo,

@@ -20,6 +20,8 @@ _COLUMNS = (
     ("latency_p50_ms", "latency p50 ms", "{:.0f}"),
     ("imbalance", "imbalance", "{:.2f}"),
     ("decision_p50_us", "decision p50 µs", "{:.0f}"),
+    ("decision_p99_us", "p99", "{:.0f}"),
+    ("num_held_blocks", "blocks cached", "{}"),
 )
 
 
@@ -37,6 +39,7 @@ def figures(result: SimulationResult) -> dict[str, Any]:
     named: dict[str, Any] = {
         "policy": result.policy,
         "num_requests": len(served),
+        "num_held_blocks": result.num_held_blocks,
         "duration_s": round(result.duration_s, 3),
         "cached_share": sum(item.num_cached_tokens for item in served) / sum(item.num_prompt_tokens for item in served),
         "imbalance": float(running.max() / running.mean()),

@@ -67,6 +67,7 @@ class SimulationResult:
     Args:
         running_tokens: Mean over time of the tokens of open requests, of each replica.
         decision_s: Real time that each decision took.
+        num_held_blocks: In all caches at the end, which is what a router has to know.
         duration_s: Simulated, from the first arrival to the last token.
     """
 
@@ -74,6 +75,7 @@ class SimulationResult:
     served: tuple[Served, ...]
     running_tokens: tuple[float, ...]
     decision_s: tuple[float, ...]
+    num_held_blocks: int
     duration_s: float
 
 
@@ -210,6 +212,7 @@ class _Simulation:
             served=tuple(self._served),
             running_tokens=tuple(item.token_seconds / duration_s for item in self._replicas.values()),
             decision_s=tuple(self._decision_s),
+            num_held_blocks=sum(len(item.held) for item in self._replicas.values()),
             duration_s=duration_s,
         )
 
