@@ -47,7 +47,7 @@ def _gumbel_noise(tokens, first_key, second_key):
 def _distances(logits_ptr, tokens, best, temperature, vocab_size):
     """How far tokens are below the best, scaled; inf beyond the vocabulary. Rounded as torch rounds it."""
     logits = tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=float("-inf"))
-    return tl.div_rn(best - logits, temperature)
+    return tl.abs(tl.div_rn(best - logits, temperature))  # -0 below 0 is a distance of -0, whose bits are large
 
 
 @triton.jit

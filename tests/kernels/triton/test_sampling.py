@@ -56,8 +56,9 @@ def test_equal_logits_and_bans():
     same = torch.zeros(4, 50)
     banned = torch.full((4, 50), -torch.inf)
     banned[:, 7] = 1.0
+    zeros_of_both_signs = torch.tensor([-0.0, 0.0]).repeat(4, 25)
     rows = [(1.0, 50, 1.0, 0.0), (1.0, 3, 0.5, 0.0), (1e-5, 50, 0.1, 0.5), (100.0, 1, 1.0, 1.0)]
-    for logits in (same, banned):
+    for logits in (same, zeros_of_both_signs, zeros_of_both_signs.neg(), banned):
         ours, theirs = both(logits, rows)
         assert ours == theirs
     assert ours == [7] * 4
