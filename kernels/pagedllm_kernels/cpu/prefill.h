@@ -150,14 +150,21 @@ template <typename T>
 using PrefillTile = FloatTile<T>;
 #endif
 
+// What a row has seen: its largest score, and the sum of exponentials below it, in parts.
+struct Running {
+  f32x16 sums;
+  float max;
+};
+
 // Scores of a row to weights, with the state and the output of earlier tiles rescaled to the new maximum. The row sees
 // the tokens from first to last of the tile. Weights may take the place of the scores.
 template <typename T, typename W>
-void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64_t first, int64_t last, Partial& state,
+void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64_t first, int64_t last, Running& state,
                float* output) {
   constexpr int kVectors = kTileTokens / kLanes;
   const i32x16 lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 x[kVectors], largest = splat(kMinusInf);
+#pragma GCC unroll 4
   for (int v = 0; v < kVectors; v++) {
     x[v] = load(scores + v * kLanes) * a.scale;
     if (a.soft_cap > 0)
@@ -174,48 +181,65 @@ void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64
     return;
   }
   f32x16 total = {};
+#pragma GCC unroll 4
   for (int v = 0; v < kVectors; v++) {
     f32x16 weight = exp(x[v] - best);
     store(weights + v * kLanes, weight);
     total += weight;
   }
   float shrink = best > state.max ? std::exp(state.max - best) : 1.0f;
-  state = {best, state.sum * shrink + sum(total)};
+  state = {state.sums * shrink + total, best};
   if (shrink != 1.0f)
     for (int64_t d = 0; d < a.head_dim; d += kLanes) store(output + d, load(output + d) * shrink);
 }
 
-// Queries [q0, q1) of a sequence, all query heads of one KV head.
+// What a thread works with.
 template <typename T>
-void prefill_tile(const AttentionArgs<T>& a, const Span& s, int64_t kv_head, int64_t q0, int64_t q1) {
-  static thread_local PrefillTile<T> tile;
-  static thread_local std::vector<float> output;  // [rows, padded_dim]
-  static thread_local std::vector<Partial> state;
+struct PrefillItem {
+  PrefillTile<T> tile;
+  std::vector<float> output;  // [rows, padded_dim]
+  std::vector<Running> state;
+};
+
+template <typename T>
+[[gnu::noinline]] void prefill_tile_with(const AttentionArgs<T>& a, PrefillItem<T>& w, const Span& s, int64_t kv_head, int64_t q0,
+                       int64_t q1) {
   int64_t group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (q1 - q0) * group, padded = padded_dim(dim);
-  tile.start(rows, dim);
-  output.assign(rows * padded, 0.0f);
-  state.assign(rows, Partial{kMinusInf, 0.0f});
+  w.tile.start(rows, dim);
+  w.output.assign(rows * padded, 0.0f);
+  w.state.assign(rows, Running{{}, kMinusInf});
   for (int64_t q = q0; q < q1; q++)
-    tile.set_queries((q - q0) * group, a.query + (s.first_row + q) * a.query_stride + kv_head * group * dim, group * dim);
+    w.tile.set_queries((q - q0) * group, a.query + (s.first_row + q) * a.query_stride + kv_head * group * dim,
+                       group * dim);
   int64_t offset = s.seq_len - s.query_len;  // position of query 0
   int64_t begin = a.window > 0 ? std::max<int64_t>(0, offset + q0 - a.window + 1) : 0;
   for (int64_t t = begin / kTileTokens * kTileTokens; t < offset + q1; t += kTileTokens) {
     int64_t count = std::min(kTileTokens, s.seq_len - t), places[kTileTokens];
     find_rows(a, s, t, t + count, places);
-    tile.unpack(a.keys + kv_head * dim, a.values + kv_head * dim, places, count);
-    tile.score(rows);
-    for (int64_t r = 0; r < rows; r++) {
-      int64_t position = offset + q0 + r / group, first = a.window > 0 ? position - a.window + 1 - t : 0;
-      weigh_row(a, tile.scores() + r * kTileTokens, tile.weights() + r * kTileTokens, first, position - t, state[r],
-                output.data() + r * padded);
+    w.tile.unpack(a.keys + kv_head * dim, a.values + kv_head * dim, places, count);
+    w.tile.score(rows);
+    for (int64_t r = 0, last = offset + q0 - t; r < rows; last++) {
+      int64_t first = a.window > 0 ? last - a.window + 1 : 0;
+      for (int64_t end = r + group; r < end; r++)
+        weigh_row(a, w.tile.scores() + r * kTileTokens, w.tile.weights() + r * kTileTokens, first, last, w.state[r],
+                  w.output.data() + r * padded);
     }
-    tile.mix(rows, output.data());
+    w.tile.mix(rows, w.output.data());
   }
-  for (int64_t r = 0; r < rows; r++) {
-    T* target = a.output + (s.first_row + q0 + r / group) * a.num_heads * dim + (kv_head * group + r % group) * dim;
-    f32x16 norm = splat(1.0f / state[r].sum);
-    for (int64_t d = 0; d < dim; d += kLanes) store(target + d, load(output.data() + r * padded + d) * norm);
+  for (int64_t q = q0, r = 0; q < q1; q++) {
+    T* target = a.output + ((s.first_row + q) * a.num_heads + kv_head * group) * dim;
+    for (int64_t end = r + group; r < end; r++, target += dim) {
+      f32x16 norm = splat(1.0f / sum(w.state[r].sums));
+      for (int64_t d = 0; d < dim; d += kLanes) store(target + d, load(w.output.data() + r * padded + d) * norm);
+    }
   }
+}
+
+// Queries [q0, q1) of a sequence, all query heads of one KV head. What a thread works with is looked up here, once.
+template <typename T>
+void prefill_tile(const AttentionArgs<T>& a, const Span& s, int64_t kv_head, int64_t q0, int64_t q1) {
+  static thread_local PrefillItem<T> item;
+  prefill_tile_with(a, item, s, kv_head, q0, q1);
 }
 
 }  // namespace pagedllm

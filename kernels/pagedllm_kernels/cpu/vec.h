@@ -109,6 +109,9 @@ inline void store_one(bf16* p, float x) {
 }
 
 inline float sum(f32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#endif
   float total = 0;
   f32x16 w = v + __builtin_shuffle(v, i32x16{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
   for (int i = 0; i < 8; i++) total += w[i];
@@ -129,27 +132,39 @@ inline float highest(f32x16 v) {
 #endif
 }
 
-// e^x by 2^n * p(r) with |r| <= ln 2 / 2; relative error below 2e-7. Below -87 the result is 0 (a masked score).
+// 2^r for |r| <= 1/2, with a relative error below 2e-9 before rounding: a least-maximum fit (Remez, 1934).
+inline f32x16 exp2_fraction(f32x16 r) {
+  f32x16 p = splat(1.5345810970757157e-4f);
+  p = p * r + 1.3399930903688073e-3f;
+  p = p * r + 9.618489071726799e-3f;
+  p = p * r + 5.550328642129898e-2f;
+  p = p * r + 2.4022646248340607e-1f;
+  p = p * r + 6.931471824645996e-1f;
+  return p * r + 1.0f;
+}
+
+// e^x by 2^n * 2^r; relative error below 2e-7. From -104 down the result is 0 (a masked score); NaN stays NaN.
 inline f32x16 exp(f32x16 x) {
+  constexpr float kLog2e = 1.44269504088896341f;
+#if defined(__AVX512F__)
+  constexpr float kLog2eRest = 1.925963033500e-8f;  // what its rounding left
+  __m512 v = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_min_ps(_mm512_set1_ps(200.0f), (__m512)x));
+  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT);
+  __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(kLog2e), n);
+  r = _mm512_fmadd_ps(v, _mm512_set1_ps(kLog2eRest), r);
+  return (f32x16)_mm512_scalef_ps((__m512)exp2_fraction((f32x16)r), n);
+#else
   const f32x16 lowest = splat(-87.0f);
   i32x16 underflow = x < lowest;
   x = underflow ? lowest : x;
   x = x > 88.0f ? splat(88.0f) : x;
-  f32x16 scaled = x * 1.44269504088896341f;
-  f32x16 shifted = scaled + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  f32x16 shifted = x * kLog2e + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   f32x16 n = shifted - 12582912.0f;
-  f32x16 r = x - n * 0.693145751953125f - n * 1.42860682030941723e-6f;
-  f32x16 p = splat(1.0f / 5040);
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  f32x16 r = x - n * 0.693145751953125f - n * 1.42860682030941723e-6f;  // ln 2 in two parts
   i32x16 exponent = __builtin_convertvector(n, i32x16);
-  f32x16 result = (f32x16)((i32x16)p + (exponent << 23));
+  f32x16 result = (f32x16)((i32x16)exp2_fraction(r * kLog2e) + (exponent << 23));
   return underflow ? f32x16{} : result;
+#endif
 }
 
 }  // namespace pagedllm
