@@ -36,7 +36,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "pagedllm.control.sequence.Sequence",
         "pagedllm.control.host_tier.BlockCopy",
     ),
-    "pagedllm.constraints": ("pagedllm.compute.bitmask", "pagedllm.control.sequence", "pagedllm.text.grammar"),
+    "pagedllm.constraints": (
+        *("pagedllm.compute.bitmask", "pagedllm.compute.sampler"),
+        *("pagedllm.control.sequence", "pagedllm.text.grammar"),
+    ),
     "pagedllm.core": (*CONTRACT, "pagedllm.constraints", "pagedllm.control", "pagedllm.compute", "pagedllm.text"),
     "pagedllm.streams": ("pagedllm.api", "pagedllm.errors"),
     "pagedllm.worker": (

@@ -115,7 +115,7 @@ class EngineCore:
         logits = self.model_runner.run(batch)
         sampled_logits, prompt_logits = logits.split([len(output.sampled), len(batch.prompt_rows)])
         matchers = [self._requests[item.request_id].texts[item.index].matcher for item in output.sampled]
-        token_ids = self.sampler(self._constraints.mask(sampled_logits, matchers), output.sampled)
+        token_ids = self._constraints.sample(self.sampler, sampled_logits, output.sampled, matchers)
         logprobs = self._score_sampled(sampled_logits, output.sampled, token_ids)
         self._score_prompts(prompt_logits, batch.prompt_rows)
         self.scheduler.update(output, token_ids)

@@ -43,6 +43,7 @@ TINY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pressure": ({}, {"num_requests": 8, "output_len": 60, "num_blocks": 26}),
     "tradeoff": ({}, {"nums_seqs": (1, 4), "num_rounds": 3}),
     "served": ({}, {"num_users": 2, "num_rounds": 1, "num_requests": 4, "input_len": 8, "output_len": 16}),
+    "grammar": ({}, {"num_requests": 2, "num_rounds": 1, "input_len": 8, "output_len": 200}),
     "chatbot-slo": ({}, {"num_users": 6, "num_rounds": 2, "output_len": 20, "num_seats": 8, "num_seats_after": 2}),
 }
 Run = Callable[..., Outcome]
@@ -110,6 +111,16 @@ def test_served(run: Run) -> None:
     ratio = result["step_served_ms"] / result["step_in_process_ms"]
     assert result["step_ratio"] == pytest.approx(ratio, rel=1e-3)
     assert result["tokens_per_second_served"] > 0
+
+
+def test_grammar(run: Run) -> None:
+    """An answer that a grammar ended early would leave fewer steps to compare, and smaller ones."""
+    outcome = run("grammar")
+    result = outcome.result
+    assert set(outcome.series) == {"free", "json", "regex"}
+    assert all(100 <= len(durations) < 200 for durations in outcome.series.values())
+    for way in ("json", "regex"):
+        assert result[f"cost_{way}"] == pytest.approx(result[f"step_{way}_ms"] / result["step_free_ms"] - 1, abs=1e-4)
 
 
 def test_served_reports_what_its_client_says(long_model: str) -> None:

@@ -34,6 +34,7 @@ class ScenarioName(str, enum.Enum):
     TRADEOFF = "tradeoff"
     CHATBOT_SLO = "chatbot-slo"
     SERVED = "served"
+    GRAMMAR = "grammar"
 
 
 # Paragraph by paragraph, because the help's text is refilled.
@@ -69,6 +70,10 @@ prefix caching is on and max_model_len is lowered, one after the other.
 
 served: what a server in the same process costs the engine. Median duration of the steps in which 16 users each get a
 token, with the users in this process and with the users in another one, who ask over HTTP; and tokens per second.
+
+grammar: what it costs to hold answers to a grammar. Median duration of the steps in which a batch of 8 gets a token
+each, with free answers, and with answers that must be JSON of a schema, or match an expression; cost is the share by
+which these take longer.
 """
 
 _SCALE_HELP = "Multiplies the number of requests; the figures of few are rough. parallel-sampling has none to scale."

@@ -13,7 +13,7 @@ from pagedllm_kernels.interface import Kernels
 from ..control.sequence import Sequence
 from .logits import adjust_logits
 
-__all__ = ["GREEDY_BELOW", "Sampler", "Score", "noise_key"]
+__all__ = ["GREEDY_BELOW", "Sampler", "Score", "is_filtered", "noise_key"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy (vLLM's bound): dividing by them would only overflow."""
@@ -94,6 +94,14 @@ class Sampler:
             keys=torch.tensor([noise_key(item.seed, item.index, item.num_tokens) for item in sequences]),
         ).tolist()
         return token_ids
+
+
+def is_filtered(sequence: Sequence) -> bool:
+    """Whether top-k, top-p or min-p may keep the best token with noise from being chosen."""
+    params = sequence.sampling
+    if (params.temperature or 0.0) < GREEDY_BELOW:
+        return False
+    return (params.top_k or 0) > 0 or (params.top_p or 1.0) < 1.0 or params.min_p > 0.0
 
 
 def noise_key(seed: int, index: int, position: int) -> tuple[int, int]:

@@ -54,6 +54,10 @@ class Matcher:
         if not self.inner.consume_token(token_id):
             self.check()
 
+    def allows(self, token_id: int) -> bool:
+        """Whether the token may come next. False of a matcher that has given up."""
+        return self.inner.validate_tokens([token_id]) == 1
+
     def check(self) -> None:
         """Raise GrammarError if it has given up."""
         if self.inner.is_error():

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...core import StepRecord
-from ...errors import EngineError, InvalidRequestError
+from ...errors import EngineError
 from ..load import ask_with_users
 from .setting import Bench, Outcome, Scenario, Setting
+from .steps import draw_spread, full_steps_ms
 
 __all__ = ["SCENARIO", "ServedPlan"]
 
@@ -59,7 +59,7 @@ def run(setting: Setting, plan: ServedPlan) -> Outcome:
                 bench.take_steps()
                 rate = _ask_here(bench, plan) if way == "in_process" else _ask_over_http(base_url, plan, number)
                 rates[way].append(rate)
-                steps_ms[way] += _full_steps_ms(bench.take_steps(), plan)
+                steps_ms[way] += full_steps_ms(bench.take_steps(), plan.num_users, plan.output_len)
     result: dict[str, Any] = {}
     for way, durations in steps_ms.items():
         result[f"step_{way}_ms"] = round(median(durations), 3)
@@ -99,25 +99,9 @@ def _ask_over_http(base_url: str, plan: ServedPlan, seed: int) -> float:
         return float(json.loads(file.read_text())["output_tokens_per_second"])
 
 
-def _full_steps_ms(steps: list[StepRecord], plan: ServedPlan) -> list[float]:
-    durations = [1000 * step.duration_s for step in steps if step.num_tokens == step.num_running == plan.num_users]
-    if not durations:
-        raise InvalidRequestError.for_value("output_len", plan.output_len, "leaves no step with all seats decoding")
-    return durations
-
-
 def draw(figure: Any, outcome: Outcome) -> None:
     """How the steps' durations are spread, either way."""
-    axes = figure.subplots()
-    for (way, durations), color in zip(outcome.series.items(), ("tab:blue", "tab:orange"), strict=True):
-        ordered = sorted(durations)
-        shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
-        label = f"{way.replace('_', ' ')}: median {median(ordered):.3g} ms"
-        axes.plot(ordered, shares, label=label, color=color)
-    axes.set(xlabel="duration of a step (ms)", ylabel="share of steps", xscale="log", ylim=(0, 1))
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(loc="lower right")
-    figure.suptitle("The same steps, with users in this process and over HTTP")
+    draw_spread(figure, outcome.series, "The same steps, with users in this process and over HTTP")
 
 
 SCENARIO = Scenario(
