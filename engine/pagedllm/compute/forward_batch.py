@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,17 +75,26 @@ class ForwardBatch:
             if sequence.generates and end == len(sequence.token_ids):
                 logits_indices.append(cu_seqlens_q[-1] - 1)
         return cls(
-            input_ids=torch.tensor(input_ids),
-            positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
+            input_ids=_tensor(input_ids, np.int64),
+            positions=_tensor(positions, np.int64),
+            slot_mapping=_tensor(slots, np.int64),
             block_tables=_pad([sequence.block_table for sequence in sequences]),
-            cu_seqlens_q=torch.tensor(cu_seqlens_q, dtype=torch.int32),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            logits_indices=torch.tensor(logits_indices + prompt_indices, dtype=torch.int64),
+            cu_seqlens_q=_tensor(cu_seqlens_q, np.int32),
+            seq_lens=_tensor(seq_lens, np.int32),
+            logits_indices=_tensor(logits_indices + prompt_indices, np.int64),
             prompt_rows=tuple(prompt_rows),
         )
 
 
+def _tensor(values: list[int], dtype: type[np.integer[Any]]) -> Tensor:
+    # Through numpy, which takes a list of numbers in a quarter of the time.
+    return torch.from_numpy(np.array(values, dtype=dtype))
+
+
 def _pad(tables: List[List[int]]) -> Tensor:
     width = max(len(table) for table in tables)
-    return torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32)
+    padded: list[int] = []
+    for table in tables:
+        padded += table
+        padded += [0] * (width - len(table))
+    return _tensor(padded, np.int32).view(len(tables), width)

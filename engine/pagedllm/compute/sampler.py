@@ -51,8 +51,10 @@ class Sampler:
             sequences: The rows' owners, with every sampling parameter filled in.
         """
         logits = adjust_logits(logits, sequences)
-        token_ids: list[int] = self._kernels.greedy(logits).tolist()
         rows = [i for i, sequence in enumerate(sequences) if (sequence.sampling.temperature or 0.0) >= GREEDY_BELOW]
+        if rows and len(rows) == len(sequences):
+            return self._draw(logits, sequences)
+        token_ids: list[int] = self._kernels.greedy(logits).tolist()
         if rows:
             drawn = self._draw(logits[rows], [sequences[i] for i in rows])
             for i, token_id in zip(rows, drawn, strict=True):

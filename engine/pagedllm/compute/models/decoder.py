@@ -82,7 +82,8 @@ class Decoder:
         config = self.config
         # The residual stream is float32 whatever the weights are: 60 additions in bfloat16 would be the largest error
         # of all (measured on SmolLM2: twice the deviation of the logits), and it is small beside the weights.
-        hidden = self._embedding[batch.input_ids].float()  # [num_tokens, hidden_size]
+        # index_select and not [...], which would wake all threads for a few rows.
+        hidden = self._embedding.index_select(0, batch.input_ids).float()  # [num_tokens, hidden_size]
         if config.embedding_scale != 1:
             hidden = hidden * config.embedding_scale
         if self._stack is None:
@@ -93,7 +94,7 @@ class Decoder:
                 *(hidden, kv_cache.keys, kv_cache.values, batch.positions, self._rope_table, batch.slot_mapping),
                 *tables,
             )
-        sampled = hidden[batch.logits_indices]
+        sampled = hidden.index_select(0, batch.logits_indices)
         logits = self._head(self._kernels.add_rms_norm(sampled, None, self._norm, config.rms_norm_eps, self._dtype))
         return logits if config.final_soft_cap is None else soft_cap(logits, config.final_soft_cap)
 
