@@ -58,7 +58,7 @@ class Plan:
         num_found: Documents for each question.
         orders: ``off``, ``stable``, ``tree``, and ``shuffle-N``, a permutation by seed N.
         max_tokens: Of an answer.
-        seed: Of the questions.
+        seed: Of documents and questions.
     """
 
     num_questions: int = 6
@@ -99,7 +99,7 @@ class Corpus:
             return engine.detokenize(engine.tokenize(text, add_special_tokens=False)[:num_tokens])
 
         self.instructions = fit(INSTRUCTIONS, _SYSTEM_TOKENS)
-        self.documents = make_documents(plan.num_documents, lambda text: fit(text, plan.doc_tokens))
+        self.documents = make_documents(plan.num_documents, lambda text: fit(text, plan.doc_tokens), seed=plan.seed)
         self.questions = make_questions(self.documents, plan.num_questions, num_found=plan.num_found, seed=plan.seed)
         self.numbers = {document.id: number for number, document in enumerate(self.documents)}
 

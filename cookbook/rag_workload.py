@@ -46,11 +46,12 @@ class Question:
     gold: str
 
 
-def make_documents(count: int, fit: Callable[[str], str]) -> list[Document]:
+def make_documents(count: int, fit: Callable[[str], str], *, seed: int = 0) -> list[Document]:
     """Documents about one village each, with a mayor and a craft of its own in the metadata.
 
     Args:
         fit: Cuts a text to the length that documents shall have.
+        seed: Of mayors, crafts and numbers.
 
     Raises:
         ValueError: There are not so many names.
@@ -58,7 +59,7 @@ def make_documents(count: int, fit: Callable[[str], str]) -> list[Document]:
     names = [head + tail for tail in _TAILS for head in _HEADS]
     if count > len(names):
         raise ValueError(f"count={count}: there are names for {len(names)} documents")
-    rng = random.Random(7)
+    rng = random.Random(7 + seed)
     mayors = [f"{first} {last}" for first in _FIRST_NAMES for last in _LAST_NAMES]
     rng.shuffle(mayors)
     return [_make_document(name, mayor, rng, fit) for name, mayor in zip(names[:count], mayors, strict=False)]

@@ -38,7 +38,7 @@ class Constraints:
         A mask walks through the vocabulary, and most tokens of a model that was told the form are allowed anyway. So a
         row whose token is the best of all, with or without noise, goes without: if the best is allowed, it is the
         best of the allowed ones too. Where filters look at the whole distribution (top-k, top-p, min-p) that does not
-        hold.
+        hold. (A mask may leave out a token that reaches past a lazy rule's end; here it may come, as its parts may.)
 
         Args:
             sampler: Whose choice for a row must not depend on other rows.
