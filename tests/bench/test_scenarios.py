@@ -25,7 +25,13 @@ from pagedllm.local import LocalEngine
 TINY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fragmentation": (
         {"max_num_seqs": 4},
-        {"min_input_len": 20, "max_input_len": 60, "min_output_len": 150, "max_output_len": 250},
+        {
+            "min_input_len": 20,
+            "max_input_len": 60,
+            "min_output_len": 150,
+            "max_output_len": 250,
+            "sample_every_s": 0.001,
+        },
     ),
     "parallel-sampling": ({}, {"input_len": 40, "output_len": 22, "nums_choices": (1, 2, 4)}),
     "batching": ({}, {"num_requests": 16, "num_seats": 4, "short_len": 3, "long_len": 40}),

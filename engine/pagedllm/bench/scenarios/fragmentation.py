@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ...api import Engine, GenerateRequest
+from ...api import GenerateRequest
 from ...errors import InvalidRequestError
 from ..load import ask_together
-from .setting import Outcome, Scenario, Setting
+from .setting import Bench, Outcome, Scenario, Setting
 
 __all__ = ["SCENARIO", "FragmentationPlan"]
 
-_SAMPLE_EVERY_S = 0.02
 _MIN_SAMPLES = 10
 # What a reservation would take where the user does not say; the model's own limit would flatter paging.
 _DEFAULT_MAX_MODEL_LEN = 2048
@@ -29,6 +28,7 @@ class FragmentationPlan:
         num_rounds: Requests for each seat.
         min_input_len, max_input_len: Tokens of a prompt, drawn evenly.
         min_output_len, max_output_len: Tokens generated, likewise.
+        sample_every_s: Seconds between two looks at the engine.
     """
 
     num_rounds: int = 4
@@ -36,6 +36,7 @@ class FragmentationPlan:
     max_input_len: int = 500
     min_output_len: int = 20
     max_output_len: int = 200
+    sample_every_s: float = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def run(setting: Setting, plan: FragmentationPlan) -> Outcome:
             )
             for _ in range(plan.num_rounds * bench.info.max_num_seqs)
         ]
-        samples = asyncio.run(_sample_while_running(bench.engine, requests, bench.info.block_size))
+        samples = asyncio.run(_sample_while_running(bench, requests, plan.sample_every_s))
         stats = bench.engine.stats()
     if len(samples) < _MIN_SAMPLES:
         raise InvalidRequestError.for_value(
@@ -95,15 +96,15 @@ def run(setting: Setting, plan: FragmentationPlan) -> Outcome:
     return Outcome(result=result, series={"unused_share_paged": paged, "unused_share_reserved": reserved})
 
 
-async def _sample_while_running(engine: Engine, requests: list[GenerateRequest], block_size: int) -> list[_Sample]:
-    answers = asyncio.ensure_future(ask_together(engine, requests))
+async def _sample_while_running(bench: Bench, requests: list[GenerateRequest], every_s: float) -> list[_Sample]:
+    answers = asyncio.ensure_future(ask_together(bench.engine, requests))
     samples = []
     while not answers.done():
-        await asyncio.wait([answers], timeout=_SAMPLE_EVERY_S)
-        stats = await engine.astats()
+        await asyncio.wait([answers], timeout=every_s)
+        stats = await bench.engine.astats()
         num_ended = len(requests) - stats.num_running - stats.num_waiting
         if stats.num_waiting and stats.num_running and num_ended >= stats.num_running_peak:
-            num_slots = stats.num_referenced_blocks * block_size
+            num_slots = stats.num_referenced_blocks * bench.info.block_size
             samples.append(
                 _Sample(num_running=stats.num_running, num_slots=num_slots, num_unused=stats.num_unused_slots)
             )
