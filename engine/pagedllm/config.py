@@ -88,6 +88,7 @@ class EngineConfig:
         long_prefill_token_threshold: A prompt with more tokens to compute than this is long, and held back while others
             decode.
         max_itl_stretch: How many times as long a step with long prompts may take as one without, while others decode.
+            Those for which no time is left wait, and shorter ones may pass them.
         max_num_queued_reqs: Most requests that wait for their first step; more are refused. None: any number.
         queue_timeout_s: Seconds after which a request that still waits fails. None: never.
         max_pinned_fraction: Share of the KV pool that pinned prefixes may hold, 0 to 1.

@@ -14,17 +14,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagedllm.api import CacheHints
 from pagedllm.control.policies import POLICIES
 from pagedllm.control.sequence import Breakpoint, Sequence
+from pagedllm.control.step_cost import StepCost
 from pagedllm.errors import ContextLengthError
 
 BLOCK_SIZE = 3
 
 
+class DearPrompts(StepCost):
+    """Leaves two tokens of long prompts beside those that decode."""
+
+    def max_prompt_tokens(self, num_decoding: int) -> int:
+        return 2
+
+
 class Load:
     """A scheduler, the fake model, and what every request must say."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, *, long_prompt: int | None = None, **options) -> None:
         self.now = 0.0
         self.scheduler = make_scheduler(block_size=BLOCK_SIZE, clock=lambda: self.now, **options)
+        if long_prompt is not None:
+            self.scheduler.step_cost = DearPrompts(max_stretch=2.0, long_prompt=long_prompt)
         self.model = FakeModel(self.scheduler)
         self.sequences: list[Sequence] = []
 
@@ -74,6 +84,7 @@ POOLS = {
     "caching": st.booleans(),
     "policy": st.sampled_from(sorted(POLICIES)),
     "mode": st.sampled_from(["auto", "swap", "recompute"]),
+    "long_prompt": st.sampled_from([None, 5]),
 }
 HINTS = st.builds(
     CacheHints,
@@ -87,7 +98,7 @@ HINTS = st.builds(
 
 class LoadMachine(RuleBasedStateMachine):
     @initialize(**POOLS)
-    def start(self, num_blocks, num_host_blocks, seats, extra_budget, caching, policy, mode):
+    def start(self, num_blocks, num_host_blocks, seats, extra_budget, caching, policy, mode, long_prompt):
         self.load = Load(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
@@ -96,6 +107,7 @@ class LoadMachine(RuleBasedStateMachine):
             caching=caching,
             policy=policy,
             mode=mode,
+            long_prompt=long_prompt,
         )
 
     @rule(
@@ -194,6 +206,7 @@ def test_a_very_long_random_load(policy: str, mode: str, caching: bool):
 def check_long_load(num_steps: int, policy: str, mode: str, caching: bool) -> None:
     options = {"num_blocks": 24, "num_host_blocks": 40, "max_num_seqs": 6, "budget": 16}
     load = run_random_load(1, num_steps, policy=policy, mode=mode, caching=caching, **options)
+    run_random_load(2, num_steps, policy=policy, mode=mode, caching=caching, long_prompt=8, **options)
     preemptions, host = load.scheduler.preemptions, load.scheduler.kv_cache_manager.host
     assert load.scheduler.num_preemptions > 0, "the load does not press the pool"
     if mode == "swap":

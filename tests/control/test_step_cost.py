@@ -66,3 +66,51 @@ def test_what_is_cached_does_not_make_a_prompt_long():
     run_step(scheduler)
     scheduler.add([again])
     assert list(run_step(scheduler).nums_new_tokens) == [1, 22]
+
+
+def test_who_is_held_back_takes_no_seat():
+    """Seats full of prompts that wait for each other leave few that decode, and those leave little time for prompts."""
+    scheduler = make_scheduler(num_blocks=400, budget=128, max_num_seqs=4)
+    scheduler.step_cost = StepCost(max_stretch=2.0, long_prompt=40)
+    first = make_sequence([1] * 9, max_tokens=40)
+    scheduler.add([first])
+    run_step(scheduler)
+    long = [make_sequence([10 + i] * 90, max_tokens=2) for i in range(3)]
+    short = [make_sequence([20 + i] * 9, max_tokens=40) for i in range(2)]
+    for sequence in (*long, *short):
+        scheduler.add([sequence])
+    run_step(scheduler)
+    assert scheduler.running == [first, long[0], *short]
+    run_until_idle(scheduler)
+    assert all(sequence.num_output_tokens == 2 for sequence in long)
+
+
+def test_what_is_cached_lets_a_prompt_through():
+    """A prompt that is long as a text, but not to compute, is not held back."""
+    scheduler = make_scheduler(num_blocks=400, budget=128)
+    scheduler.step_cost = StepCost(max_stretch=2.0, long_prompt=40)
+    scheduler.add([make_sequence([2] * 90, max_tokens=1)])
+    run_until_idle(scheduler)
+    first = make_sequence([1] * 9, max_tokens=40)
+    scheduler.add([first])
+    run_step(scheduler)
+    long, again = make_sequence([3] * 90), make_sequence([2] * 90 + [4] * 20)
+    scheduler.add([long])
+    scheduler.add([again])
+    output = run_step(scheduler)
+    assert output.sequences == (first, long, again)
+
+
+def test_short_ones_do_not_keep_long_prompts_from_their_turn():
+    """Whoever is passed over comes first as soon as there is a seat and time for a long prompt."""
+    scheduler = make_scheduler(num_blocks=400, budget=128, max_num_seqs=4)
+    scheduler.step_cost = StepCost(max_stretch=2.0, long_prompt=40)
+    long = [make_sequence([10 + i] * 90, max_tokens=2) for i in range(3)]
+    for _ in range(8):
+        scheduler.add([make_sequence([1] * 9, max_tokens=4)])
+    for sequence in long:
+        scheduler.add([sequence])
+    for _ in range(80):
+        scheduler.add([make_sequence([1] * 9, max_tokens=4)])
+        run_step(scheduler)
+    assert all(sequence.is_finished for sequence in long)

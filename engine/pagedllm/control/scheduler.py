@@ -24,6 +24,7 @@ __all__ = ["Scheduler", "SchedulerOutput"]
 
 # How many of those who wait are asked, in a step that has no room for them, whether they wait for somebody's prefix.
 _MAX_LENDERS = 8
+_MAX_ASKED_PER_SEAT = 4  # of those who wait, in a step that has room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,6 @@ class Scheduler:
         self.preemptions: Counter[str] = Counter()
         self.num_running_peak = 0
         self._is_sorted = True
-        self._long_budget: int | None = None
         # Of those that run, the ones that are behind by more than the token just sampled.
         self._prefilling: list[Sequence] = []
         self.num_waits_for_prefix = 0
@@ -163,7 +163,8 @@ class Scheduler:
         manager = self.kv_cache_manager
         manager.prefix_cache.now = self.clock()
         manager.pins.expire()
-        self._long_budget = None
+        if self.step_cost is not None:
+            self.step_cost.begin_step()
         work = _Work([], [], [])
         num_preemptions = self.num_preemptions
         budget = self._schedule_running(work, self.max_num_batched_tokens)
@@ -307,10 +308,10 @@ class Scheduler:
                     self._waits_for_another(sequence)
             return
         now = self.clock()
-        for sequence in self.waiting.in_order():
+        for sequence in itertools.islice(self.waiting.in_order(), _MAX_ASKED_PER_SEAT * self.max_num_seqs):
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
                 break
-            if self._waits_for_another(sequence):
+            if self._waits_for_another(sequence) or self._is_held_back(sequence):
                 continue
             if not self._admit(sequence):
                 break
@@ -332,17 +333,17 @@ class Scheduler:
 
     def _hold_back(self, sequence: Sequence, num_new_tokens: int) -> int:
         """How many tokens of a prompt to compute, so that those who decode do not wait for a long one."""
-        num_cached = sequence.num_cached_tokens or 0
-        if self.step_cost is None or sequence.num_tokens - num_cached <= self.step_cost.long_prompt:
+        num_to_compute = sequence.num_tokens - (sequence.num_cached_tokens or 0)
+        if self.step_cost is None or not self.step_cost.is_long(num_to_compute):
             return num_new_tokens
-        if self._long_budget is None:
-            num_decoding = sum(item.num_uncomputed_tokens == 1 for item in self.running)
-            self._long_budget = (
-                self.step_cost.max_prompt_tokens(num_decoding) if num_decoding else self.max_num_batched_tokens
-            )
-        num_new_tokens = min(num_new_tokens, self._long_budget)
-        self._long_budget -= num_new_tokens
-        return num_new_tokens
+        return self.step_cost.take(num_new_tokens, self.running, self.max_num_batched_tokens)
+
+    def _is_held_back(self, sequence: Sequence) -> bool:
+        """Whether this step has no more for a long prompt, which would only keep a seat from one that decodes."""
+        cost = self.step_cost
+        if cost is None or not (cost.is_spent and cost.is_long(sequence.num_tokens)) or sequence.swapped is not None:
+            return False
+        return cost.is_long(sequence.num_tokens - self._num_matched_tokens(sequence))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Admit a sequence; where nothing runs that could make room for it, pins do."""

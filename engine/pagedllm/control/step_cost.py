@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+
+from .sequence import Sequence
 
 __all__ = ["StepCost"]
 
@@ -26,6 +29,29 @@ class StepCost:
     long_prompt: int
     _decode_s: dict[int, float] = field(default_factory=dict)
     _token_s: float | None = None
+    _left: int | None = None
+
+    def begin_step(self) -> None:
+        """Nothing has been taken of the next step."""
+        self._left = None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether this step computes nothing more of long prompts."""
+        return self._left == 0
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens to compute is held back."""
+        return num_tokens > self.long_prompt
+
+    def take(self, num_tokens: int, running: List[Sequence], most: int) -> int:
+        """How many of a long prompt's next tokens this step computes; up to ``most`` if none that runs decodes."""
+        if self._left is None:
+            num_decoding = sum(item.num_uncomputed_tokens == 1 for item in running)
+            self._left = self.max_prompt_tokens(num_decoding) if num_decoding else most
+        taken = min(num_tokens, self._left)
+        self._left -= taken
+        return taken
 
     def max_prompt_tokens(self, num_decoding: int) -> int:
         """Tokens of long prompts for a step in which so many sequences decode."""

@@ -18,7 +18,6 @@ __all__ = ["SCENARIO", "FragmentationPlan"]
 _MIN_SAMPLES = 10
 # What a reservation would take where the user does not say; the model's own limit would flatter paging.
 _DEFAULT_MAX_MODEL_LEN = 2048
-_ANY_STRETCH = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +62,7 @@ def run(setting: Setting, plan: FragmentationPlan) -> Outcome:
         InvalidRequestError: Too few requests to ever be in that state for a while.
     """
     max_model_len = setting.config.max_model_len or _DEFAULT_MAX_MODEL_LEN
-    # Prompts that are held back would sit in a seat without KV.
-    with setting.engine(max_model_len=max_model_len, max_itl_stretch=_ANY_STRETCH) as bench:
+    with setting.engine(max_model_len=max_model_len) as bench:
         rng = bench.prompts.rng
         requests = [
             bench.prompts.request(
@@ -134,11 +132,4 @@ def _rounded(value: Any) -> float:
     return round(float(value), 6)
 
 
-SCENARIO = Scenario(
-    name="fragmentation",
-    plan=FragmentationPlan(),
-    run=run,
-    draw=draw,
-    own_options=("max_itl_stretch",),
-    scaled={"num_rounds": 3},
-)
+SCENARIO = Scenario(name="fragmentation", plan=FragmentationPlan(), run=run, draw=draw, scaled={"num_rounds": 3})
