@@ -111,11 +111,12 @@ inline void store_one(bf16* p, float x) {
 inline float sum(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
-#endif
+#else
   float total = 0;
   f32x16 w = v + __builtin_shuffle(v, i32x16{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
   for (int i = 0; i < 8; i++) total += w[i];
   return total;
+#endif
 }
 
 inline float highest(f32x16 v) {
@@ -143,7 +144,8 @@ inline f32x16 exp2_fraction(f32x16 r) {
   return p * r + 1.0f;
 }
 
-// e^x by 2^n * 2^r; relative error below 2e-7. From -104 down the result is 0 (a masked score); NaN stays NaN.
+// e^x by 2^n * 2^r; relative error below 2e-7. NaN stays NaN. From -104 down, without AVX-512 from -87 down, the result is
+// 0 (a masked score).
 inline f32x16 exp(f32x16 x) {
   constexpr float kLog2e = 1.44269504088896341f;
 #if defined(__AVX512F__)
