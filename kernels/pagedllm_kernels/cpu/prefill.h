@@ -193,7 +193,7 @@ void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64
     for (int64_t d = 0; d < a.head_dim; d += kLanes) store(output + d, load(output + d) * shrink);
 }
 
-// What a thread works with.
+// What a thread works with. (Not inlined where it is looked up: compilers would look it up in every loop.)
 template <typename T>
 struct PrefillItem {
   PrefillTile<T> tile;
@@ -202,8 +202,8 @@ struct PrefillItem {
 };
 
 template <typename T>
-[[gnu::noinline]] void prefill_tile_with(const AttentionArgs<T>& a, PrefillItem<T>& w, const Span& s, int64_t kv_head, int64_t q0,
-                       int64_t q1) {
+[[gnu::noinline]] void prefill_tile_with(const AttentionArgs<T>& a, PrefillItem<T>& w, const Span& s, int64_t kv_head,
+                                         int64_t q0, int64_t q1) {
   int64_t group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (q1 - q0) * group, padded = padded_dim(dim);
   w.tile.start(rows, dim);
   w.output.assign(rows * padded, 0.0f);
