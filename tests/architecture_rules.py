@@ -41,7 +41,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("pagedllm.control.sequence", "pagedllm.text.grammar"),
     ),
     "pagedllm.core": (*CONTRACT, "pagedllm.constraints", "pagedllm.control", "pagedllm.compute", "pagedllm.text"),
-    "pagedllm.streams": ("pagedllm.api", "pagedllm.errors"),
+    "pagedllm.streams": ("pagedllm.api", "pagedllm.assemble", "pagedllm.errors"),
     "pagedllm.worker": (
         "pagedllm.api",
         "pagedllm.errors",

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import Sequence
 
 from .api import Choice, Chunk, RequestOutput, ToolCall, ToolCallDelta
 from .errors import PagedLLMError
 
-__all__ = ["acollect_output", "assemble_output", "collect_output", "output_or_raise"]
-
-
-def collect_output(stream: Iterable[Chunk]) -> RequestOutput | PagedLLMError:
-    """Read a request's stream to its end; the answer, or the error with which the stream ended."""
-    try:
-        return assemble_output(list(stream))
-    except PagedLLMError as error:
-        return error
-
-
-async def acollect_output(stream: AsyncIterable[Chunk]) -> RequestOutput | PagedLLMError:
-    """As ``collect_output``, in an event loop."""
-    try:
-        return assemble_output([chunk async for chunk in stream])
-    except PagedLLMError as error:
-        return error
+__all__ = ["assemble_output", "output_or_raise"]
 
 
 def output_or_raise(output: RequestOutput | PagedLLMError) -> RequestOutput:

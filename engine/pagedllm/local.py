@@ -17,7 +17,7 @@ from .api import (
     ModelInfo,
     RequestOutput,
 )
-from .assemble import acollect_output, collect_output, output_or_raise
+from .assemble import output_or_raise
 from .compute.model_runner import ModelRunner
 from .compute.sampler import Sampler
 from .config import EngineConfig
@@ -33,7 +33,7 @@ from .errors import EngineError, ForkedProcessError, PagedLLMError
 from .files.description import read_generation_defaults
 from .files.locate import ModelFiles, locate_model
 from .intake import Intake, as_warming
-from .streams import AsyncChunks, Chunks, LateAsyncChunks, OutputStream
+from .streams import AsyncChunks, Chunks, LateAsyncChunks, OutputStream, acollect_output, collect_output
 from .text.answer import AnswerForms
 from .text.tokenizer import Tokenizer, load_tokenizer
 from .worker import Worker

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from .api import Chunk, ToolCallDelta
+from .api import Chunk, RequestOutput, ToolCallDelta
+from .assemble import assemble_output
 from .errors import PagedLLMError
 
-__all__ = ["AsyncChunks", "Chunks", "LateAsyncChunks", "OutputStream"]
+__all__ = ["AsyncChunks", "Chunks", "LateAsyncChunks", "OutputStream", "acollect_output", "collect_output"]
 
 _MAX_BUFFERED_CHUNKS = 64
 
@@ -20,19 +21,22 @@ class OutputStream:
     """Chunks of one request on their way from the worker to one consumer, in a thread or an event loop.
 
     ``put`` and ``fail`` never block. A consumer that falls behind finds its deltas merged, so the buffer is bounded
-    by the length of the text.
+    by the length of the text. One that wants the whole answer is woken once: 32 that were woken for each token would
+    take several percent of the engine's speed.
     """
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
         self._error: PagedLLMError | None = None
+        self._is_collected = False  # the consumer waits for the end
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def put(self, chunk: Chunk) -> None:
         """Add a chunk (worker)."""
         with self._changed:
-            place = self._place_to_merge(chunk) if len(self._chunks) >= _MAX_BUFFERED_CHUNKS else None
+            is_behind = len(self._chunks) >= _MAX_BUFFERED_CHUNKS and not self._is_collected
+            place = self._place_to_merge(chunk) if is_behind else None
             if place is None:
                 self._chunks.append(chunk)
             else:
@@ -52,16 +56,38 @@ class OutputStream:
                 self._changed.wait()
             return self._take()
 
+    def get_rest(self) -> list[Chunk]:
+        """All chunks from the next to the request's last; blocks and raises as ``get``."""
+        with self._changed:
+            self._is_collected = True
+            while not self._has_ended():
+                self._changed.wait()
+            return self._take_rest()
+
     async def aget(self) -> Chunk:
         """The next chunk, without blocking the event loop."""
         while True:
             with self._changed:
                 if self._is_ready():
                     return self._take()
-                loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiter = (loop, future)
+                future = self._make_waiter()
             await future
+
+    async def aget_rest(self) -> list[Chunk]:
+        """As ``get_rest``, without blocking the event loop."""
+        while True:
+            with self._changed:
+                self._is_collected = True
+                if self._has_ended():
+                    return self._take_rest()
+                future = self._make_waiter()
+            await future
+
+    def _make_waiter(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiter = (loop, future)
+        return future
 
     def _place_to_merge(self, chunk: Chunk) -> int | None:
         """The last buffered chunk of the same choice. The request's last chunk stays last, so it is never merged."""
@@ -75,13 +101,29 @@ class OutputStream:
     def _is_ready(self) -> bool:
         return bool(self._chunks) or self._error is not None
 
+    def _has_last(self) -> bool:
+        return bool(self._chunks) and self._chunks[-1].usage is not None
+
+    def _has_ended(self) -> bool:
+        return self._has_last() or self._error is not None
+
     def _take(self) -> Chunk:
         if self._chunks:
             return self._chunks.popleft()
         assert self._error is not None
         raise self._error
 
+    def _take_rest(self) -> list[Chunk]:
+        if self._has_last():
+            chunks = list(self._chunks)
+            self._chunks.clear()
+            return chunks
+        assert self._error is not None
+        raise self._error
+
     def _wake(self) -> None:
+        if self._is_collected and not self._has_ended():
+            return
         self._changed.notify_all()
         if self._waiter is not None:
             (loop, future), self._waiter = self._waiter, None
@@ -135,6 +177,13 @@ class _ChunksBase:
             self._is_open = False
         return chunk
 
+    def _fail(self, error: BaseException) -> None:
+        """Note what interrupted the reading."""
+        if isinstance(error, PagedLLMError):
+            self._is_open = False  # the request has ended; an abort might hit another one of its name
+        else:
+            self._end()
+
     def _end(self) -> None:
         if self._is_open:
             self._is_open = False
@@ -155,12 +204,21 @@ class Chunks(_ChunksBase):
             raise StopIteration
         try:
             return self._seen(self._stream.get())
-        except PagedLLMError:
-            self._is_open = False  # it has ended; an abort might hit another request of its name
+        except BaseException as error:
+            self._fail(error)
             raise
-        except BaseException:
-            self._end()
+
+    def rest(self) -> list[Chunk]:
+        """All chunks that are still to come, once the request has ended; cheaper than one after another."""
+        if not self._is_open:
+            return []
+        try:
+            chunks = self._stream.get_rest()
+        except BaseException as error:
+            self._fail(error)
             raise
+        self._is_open = False
+        return chunks
 
     def close(self) -> None:
         """Abort the request unless it has ended."""
@@ -207,13 +265,38 @@ class AsyncChunks(_ChunksBase):
             raise StopAsyncIteration
         try:
             return self._seen(await self._stream.aget())
-        except PagedLLMError:
-            self._is_open = False  # it has ended; an abort might hit another request of its name
+        except BaseException as error:
+            self._fail(error)
             raise
-        except BaseException:
-            self._end()
+
+    async def rest(self) -> list[Chunk]:
+        """As ``Chunks.rest``."""
+        if not self._is_open:
+            return []
+        try:
+            chunks = await self._stream.aget_rest()
+        except BaseException as error:
+            self._fail(error)
             raise
+        self._is_open = False
+        return chunks
 
     async def aclose(self) -> None:
         """Abort the request unless it has ended."""
         self._end()
+
+
+def collect_output(stream: Chunks) -> RequestOutput | PagedLLMError:
+    """Read a request's stream to its end; the answer, or the error with which the stream ended."""
+    try:
+        return assemble_output(stream.rest())
+    except PagedLLMError as error:
+        return error
+
+
+async def acollect_output(stream: AsyncChunks) -> RequestOutput | PagedLLMError:
+    """As ``collect_output``, in an event loop."""
+    try:
+        return assemble_output(await stream.rest())
+    except PagedLLMError as error:
+        return error

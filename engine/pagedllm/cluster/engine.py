@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..api import EngineStats, GenerateRequest, Health, ModelInfo, RequestOutput
-from ..assemble import acollect_output, collect_output, output_or_raise
+from ..assemble import output_or_raise
 from ..config import EngineConfig
 from ..errors import EngineClosedError, EngineError, PagedLLMError
 from ..intake import as_warming
-from ..streams import AsyncChunks, Chunks, OutputStream
+from ..streams import AsyncChunks, Chunks, OutputStream, acollect_output, collect_output
 from .loop_thread import LoopThread
 from .prompts import Prompts
 from .replicas import OpenCall, Replicas
