@@ -142,6 +142,19 @@ def test_the_instruction_set_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
         build.detect_isa()
 
 
+def test_a_compiler_that_does_not_know_the_best_instruction_set_gets_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PAGEDLLM_CPU_ISA", raising=False)
+    monkeypatch.setattr(build, "_cpu_has", lambda isa: True)
+    compiler = tmp_path / "c++"
+    for unknown, best in (("amx", "avx512_bf16"), ("avx512", "avx2"), ("avx", "generic")):
+        compiler.write_text(f'#!/bin/sh\ncase "$*" in *-m{unknown}*) exit 1;; esac\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert build.detect_isa() == best
+
+
 def available() -> list[str]:
     return [isa for isa in build.ISA_FLAGS if build._cpu_has(isa)]
 

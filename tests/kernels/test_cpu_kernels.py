@@ -115,8 +115,8 @@ def test_gated_activation(dtype: torch.dtype, gelu: bool, kernels: Kernels):
 
 
 @BOTH
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 11, 12, 13, 47, 48, 49, 100])
-@pytest.mark.parametrize(("depth", "num_out"), [(64, 96), (80, 33), (144, 1), (48, 320)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 31, 32, 33, 47, 48, 49, 100])
+@pytest.mark.parametrize(("depth", "num_out"), [(64, 96), (96, 49), (32, 7), (80, 33), (144, 1), (48, 320)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(dtype: torch.dtype, num_rows: int, depth: int, num_out: int, has_bias: bool, kernels: Kernels):
     """Rows and outputs around every edge of tiles, panels and blocks; none, when no sequence reaches its end."""
@@ -131,6 +131,27 @@ def test_linear(dtype: torch.dtype, num_rows: int, depth: int, num_out: int, has
     assert (ours.dtype, wide.dtype) == (dtype, torch.float32)
     assert_as_good_as_torch(ours, theirs, exact)
     assert_as_good_as_torch(wide, theirs, exact)
+
+
+@BOTH
+@pytest.mark.parametrize("depth", [64, 80])
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, depth: int, kernels: Kernels):
+    """Or an answer would depend on whose requests run beside it: the same bits, whatever the batch."""
+    linear = kernels.prepare_linear(torch.randn(96, depth).to(dtype), dtype=torch.float32)
+    x = torch.randn(70, depth).to(dtype)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for num_rows in (2, 13, 17, 40, 70):
+        assert torch.equal(linear(x[:num_rows].contiguous()), alone[:num_rows])
+
+
+def test_torch_may_use_the_same_registers_in_between(kernels: Kernels):
+    """Its own products set up tile registers as they need them, in the same threads."""
+    weight, x = torch.randn(128, 128).bfloat16(), torch.randn(40, 128).bfloat16()
+    linear = kernels.prepare_linear(weight)
+    ours, theirs = linear(x), x @ weight.T
+    for num_rows in (40, 3, 40, 17):
+        assert torch.equal(linear(x[:num_rows].contiguous()), ours[:num_rows])
+        assert torch.equal(x @ weight.T, theirs)
 
 
 def test_wrong_shapes_are_refused_not_read_out_of_bounds(kernels: Kernels):

@@ -33,8 +33,10 @@ _SOURCES = Path(__file__).parent
 _COMPILE_TIMEOUT_S = 300
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
+    "avx512_bf16": _AVX512_BF16,
     "avx512": _AVX512,
     "avx2": _AVX2,
     "generic": (),
@@ -43,13 +45,16 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
 
 
 def detect_isa() -> str:
-    """The best instruction set of this machine; ``PAGEDLLM_CPU_ISA`` chooses a lesser one.
+    """The best instruction set of this CPU that the compiler knows; ``PAGEDLLM_CPU_ISA`` chooses a lesser one.
 
     Raises:
-        KernelsUnavailableError: The variable names none, or one that this CPU lacks.
+        KernelsUnavailableError: The variable names none, or one that this CPU lacks; or there is no compiler.
     """
     available = [isa for isa in ISA_FLAGS if _cpu_has(isa)]
-    wanted = os.environ.get("PAGEDLLM_CPU_ISA") or available[0]
+    wanted = os.environ.get("PAGEDLLM_CPU_ISA")
+    if not wanted:
+        compiler = _find_compiler()
+        return next((isa for isa in available if _compiler_knows(compiler, isa)), "generic")
     if wanted not in available:
         raise KernelsUnavailableError(f"PAGEDLLM_CPU_ISA={wanted!r}: this CPU has {', '.join(available)}")
     return wanted
@@ -89,9 +94,9 @@ def _cpu_has(isa: str) -> bool:
     except OSError:
         return False
     line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
-    # cpuinfo writes avx512_bf16 where the compiler writes avx512bf16.
+    # cpuinfo writes avx512_bf16 and amx_tile where the compiler writes avx512bf16 and amx-tile.
     present = {flag.replace("_", "") for flag in line.split()}
-    return all(flag.removeprefix("-m") in present for flag in ISA_FLAGS[isa])
+    return all(flag.removeprefix("-m").replace("-", "") in present for flag in ISA_FLAGS[isa])
 
 
 def _find_compiler() -> str:
@@ -99,6 +104,12 @@ def _find_compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise KernelsUnavailableError("no C++ compiler: install g++ (Debian: apt install g++) for the fast CPU kernels")
+
+
+def _compiler_knows(compiler: str, isa: str) -> bool:
+    """Whether it is young enough for the flags: AMX came with GCC 11 and Clang 11, AVX-512 BF16 a version before."""
+    command = [compiler, *ISA_FLAGS[isa], "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 
 
 def _key(compiler: str, flags: tuple[str, ...]) -> str:

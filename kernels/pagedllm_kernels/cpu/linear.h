@@ -5,44 +5,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "vec.h"
+#include "tiles.h"
 
 namespace pagedllm {
-
-// The weight lies in panels of 32 outputs: for each input, the weights of all 32 side by side; in bfloat16 the inputs go
-// in pairs, so that a pair fills 32 bits. A tile of a few rows keeps its sums in registers while it walks down a panel,
-// so a panel comes from memory once and then from cache. Blocks of rows bound what has to stay there.
-
-constexpr int64_t kPanel = 32;
-
-inline int64_t num_panels(int64_t num_out) { return (num_out + kPanel - 1) / kPanel; }
-
-// Panel p of a row-major weight [num_out, depth]; outputs past the end are zero.
-template <typename T>
-void pack_panel(const T* weight, T* packed, int64_t num_out, int64_t depth, int64_t p) {
-  constexpr int64_t kGroup = 4 / sizeof(T);
-  T* panel = packed + p * kPanel * depth;
-  for (int64_t i = 0; i < kPanel; i++) {
-    int64_t n = p * kPanel + i;
-    for (int64_t k = 0; k < depth; k++)
-      panel[(k / kGroup * kPanel + i) * kGroup + k % kGroup] = n < num_out ? weight[n * depth + k] : T{};
-  }
-}
-
-template <typename T, typename O>
-struct PanelArgs {
-  const T* x;  // [rows, depth]
-  const T* panel;
-  const float* bias;  // [count] or null
-  O out;              // [rows, stride], at the panel's first output
-  int64_t depth, stride, count;
-};
-
-// Where products are added to what is there.
-struct Sum {
-  float* values;
-  Sum operator+(int64_t i) const { return {values + i}; }
-};
 
 // --- Any CPU: tiles as high as there are registers for, two registers wide ---
 
@@ -123,14 +88,6 @@ void multiply_tile(const PanelArgs<T, O>& a, int64_t row) {
 
 #if defined(__AVX512BF16__)
 
-inline void store_first(bf16* out, __m512 v, __mmask16 lanes) {
-  _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(v));
-}
-inline void store_first(float* out, __m512 v, __mmask16 lanes) { _mm512_mask_storeu_ps(out, lanes, v); }
-inline void store_first(Sum out, __m512 v, __mmask16 lanes) {
-  store_first(out.values, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, out.values), v), lanes);
-}
-
 template <typename O, int R>
 void multiply_bf16_tile(const PanelArgs<bf16, O>& a, int64_t row) {
   __m512 sums[R][2];
@@ -181,9 +138,13 @@ void multiply_rows(const PanelArgs<T, O>& a, int64_t row, int64_t count) {
   multiply_panel<T, O, R>(a, row);
 }
 
-// Rows [begin, end) of one panel, in tiles of nearly equal height.
+// Rows [begin, end) of one panel, in tiles of nearly equal height. A TileScope must live.
 template <typename T, typename O>
 void multiply_rows_of_panel(const PanelArgs<T, O>& a, int64_t begin, int64_t end) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>)
+    if (has_tiles() && a.depth % kTileDepth == 0) return multiply_panel_by_tiles(a, begin, end);
+#endif
   int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < tiles; i++) {
     int64_t first = begin + (end - begin) * i / tiles, last = begin + (end - begin) * (i + 1) / tiles;

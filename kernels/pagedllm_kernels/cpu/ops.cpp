@@ -99,6 +99,7 @@ void run_team(F f) {
 #pragma omp single
     team.emplace(omp_get_num_threads());
     Member member(*team, omp_get_thread_num());
+    TileScope tiles;
     f(member);
   }
 }
@@ -176,6 +177,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
       using T = decltype(w);
       using O = decltype(t);
       at::parallel_for(0, packed.size(0), 1, [&](int64_t first, int64_t last) {
+        TileScope tiles;
         for (int64_t i = 0; i < blocks; i++)
           for (int64_t p = first; p < last; p++) {
             PanelArgs<T, O*> a{data<T>(x), data<T>(packed) + p * kPanel * depth,

@@ -1,0 +1,146 @@
+// bfloat16 products by AMX (Intel, "Advanced Matrix Extensions", architecture manual volume 1, chapter 18): one instruction
+// multiplies 16 rows of 32 inputs with 32 inputs of 16 outputs. Two such tiles of rows and the two halves of a panel are
+// what eight tile registers hold with their four tiles of sums.
+#pragma once
+
+#include <type_traits>
+
+#include "panel.h"
+
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace pagedllm {
+
+#if defined(__AMX_BF16__)
+
+constexpr int64_t kTileHeight = 16, kTileDepth = 32;
+
+// Linux saves tile registers for those only who have asked for it; a sandbox may refuse.
+inline bool has_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool is_allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return is_allowed;
+}
+
+// While it lives, this thread's tile registers are ours, and afterwards nobody's: other libraries set them up as they need.
+class TileScope {
+ public:
+  TileScope() { heights() = 0; }
+  ~TileScope() {
+    if (heights() != 0) _tile_release();
+    heights() = 0;
+  }
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+
+  // Sets up tiles of so many rows: registers 0 and 1 for sums of the first, 2 and 3 of the second, 4 and 5 for rows, 6 and
+  // 7 for weights.
+  static void set_heights(int64_t first, int64_t second) {
+    int64_t wanted = 32 * first + second;
+    if (heights() == wanted) return;
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    const int64_t rows[8] = {first, first, second, second, first, second, kTileHeight, kTileHeight};
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(rows[i]);
+    _tile_loadconfig(&config);
+    heights() = wanted;
+  }
+
+ private:
+  static int64_t& heights() {
+    static thread_local int64_t set_up = 0;
+    return set_up;
+  }
+};
+
+// Rows [row, row + first + second) of a panel; second may be 0, but first is not.
+template <bool kTwo, typename O>
+void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int64_t second) {
+  TileScope::set_heights(first, kTwo ? second : first);
+  constexpr int64_t kSumBytes = kPanel * sizeof(float);
+  constexpr bool kAdds = std::is_same_v<O, Sum>;
+  alignas(64) float sums[2 * kTileHeight][kPanel];
+  // Whole lines of floats go where they belong without a detour.
+  bool is_direct = !std::is_same_v<O, bf16*> && a.count == kPanel && !a.bias;
+  float* target = &sums[0][0];
+  int64_t stride = kSumBytes;
+  if constexpr (kAdds) {
+    if (is_direct) target = (a.out + row * a.stride).values, stride = a.stride * sizeof(float);
+  } else if constexpr (std::is_same_v<O, float*>) {
+    if (is_direct) target = a.out + row * a.stride, stride = a.stride * sizeof(float);
+  }
+  float* lower = target + first * (stride / int64_t(sizeof(float)));
+  if (kAdds && is_direct) {
+    _tile_loadd(0, target, stride);
+    _tile_loadd(1, target + 16, stride);
+    if constexpr (kTwo) {
+      _tile_loadd(2, lower, stride);
+      _tile_loadd(3, lower + 16, stride);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTwo) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  const bf16 *x = a.x + row * a.depth, *x_lower = x + first * a.depth, *panel = a.panel;
+  int64_t x_stride = a.depth * sizeof(bf16);
+  for (int64_t k = 0; k < a.depth; k += kTileDepth, panel += kTileDepth * kPanel) {
+    _tile_loadd(6, panel, 4 * kPanel);
+    _tile_loadd(4, x + k, x_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, panel + kPanel, 4 * kPanel);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwo) {
+      _tile_loadd(5, x_lower + k, x_stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, target, stride);
+  _tile_stored(1, target + 16, stride);
+  if constexpr (kTwo) {
+    _tile_stored(2, lower, stride);
+    _tile_stored(3, lower + 16, stride);
+  }
+  if (is_direct) return;
+  for (int half = 0; half < 2; half++) {
+    int64_t left = std::clamp<int64_t>(a.count - 16 * half, 0, 16);
+    __mmask16 lanes = __mmask16((1u << left) - 1);
+    __m512 start = a.bias ? _mm512_maskz_loadu_ps(lanes, a.bias + 16 * half) : _mm512_setzero_ps();
+    for (int64_t r = 0; r < first + second; r++)
+      store_first(a.out + (row + r) * a.stride + 16 * half, _mm512_add_ps(_mm512_load_ps(&sums[r][16 * half]), start),
+                  lanes);
+  }
+}
+
+// Rows [begin, end) of a panel whose depth is a multiple of kTileDepth.
+template <typename O>
+void multiply_panel_by_tiles(const PanelArgs<bf16, O>& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end;) {
+    int64_t left = end - row;
+    if (left <= kTileHeight) return multiply_tiles<false>(a, row, left, 0);
+    int64_t height = std::min(left, 2 * kTileHeight);
+    multiply_tiles<true>(a, row, (height + 1) / 2, height / 2);
+    row += height;
+  }
+}
+
+#else
+
+// There are no tiles to be set up.
+struct TileScope {
+  ~TileScope() {}
+};
+
+#endif
+
+}  // namespace pagedllm
