@@ -138,6 +138,12 @@ void multiply_rows(const PanelArgs<T, O>& a, int64_t row, int64_t count) {
   multiply_panel<T, O, R>(a, row);
 }
 
+// Where block i of some rows begins, if there are so many blocks: whole tiles, where tiles have a height of their own.
+inline int64_t block_begin(int64_t num_rows, int64_t i, int64_t num_blocks) {
+  int64_t units = (num_rows + kRowUnit - 1) / kRowUnit;
+  return std::min(num_rows, units * i / num_blocks * kRowUnit);
+}
+
 // Rows [begin, end) of one panel, in tiles of nearly equal height. A TileScope must live.
 template <typename T, typename O>
 void multiply_rows_of_panel(const PanelArgs<T, O>& a, int64_t begin, int64_t end) {

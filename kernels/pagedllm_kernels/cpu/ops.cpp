@@ -170,7 +170,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   TORCH_CHECK(packed.size(0) == num_panels(num_out) && packed.size(1) == depth && packed.size(2) == kPanel);
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->scalar_type() == at::kFloat && bias->numel() == num_out));
   Tensor out = at::empty({rows, num_out}, x.options().dtype(dtype));
-  constexpr int64_t kBlockRows = 48;  // what has to stay in cache while the panels pass by
+  constexpr int64_t kBlockRows = kRowUnit > 1 ? 192 : 48;  // what has to stay in cache while the panels pass by
   int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   by_type(x, [&](auto w) {
     by_type(out, [&](auto t) {
@@ -183,7 +183,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
             PanelArgs<T, O*> a{data<T>(x), data<T>(packed) + p * kPanel * depth,
                                bias ? data<float>(*bias) + p * kPanel : nullptr, data<O>(out) + p * kPanel, depth,
                                num_out, std::min(kPanel, num_out - p * kPanel)};
-            multiply_rows_of_panel(a, rows * i / blocks, rows * (i + 1) / blocks);
+            multiply_rows_of_panel(a, block_begin(rows, i, blocks), block_begin(rows, i + 1, blocks));
           }
       });
     });

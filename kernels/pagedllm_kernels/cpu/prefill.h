@@ -13,6 +13,9 @@ constexpr int64_t kChunk = 64;        // head_dim is taken in pieces of 4 vector
 
 inline int64_t padded_dim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
 
+// Rows that go through scores, weights and the mix of values together: all of that stays in the first level of cache.
+constexpr int64_t kStripRows = kRowUnit > 1 ? kRowUnit : 4 * kTileRows;
+
 // scores [rows, kTileTokens] = query [rows, dim] times keys, in panels of tokens.
 template <typename T>
 void score_panels(const T* query, const T* keys, float* scores, int64_t rows, int64_t dim) {
@@ -30,8 +33,8 @@ void mix_panels(const T* weights, const T* values, float* output, int64_t rows, 
                            0, rows);
 }
 
-// A tile's products in float32: keys and values become panels like those of a weight. scores and weights are
-// [rows, kTileTokens] and the same memory.
+// A tile's products in float32: keys and values become panels like those of a weight. scores and weights are those of a
+// strip, [kStripRows, kTileTokens], and the same memory.
 template <typename T>
 class FloatTile {
  public:
@@ -40,7 +43,7 @@ class FloatTile {
 
   void start(int64_t rows, int64_t dim) {
     dim_ = dim;
-    query_.resize(rows * dim), keys_.resize(dim * kTileTokens), scores_.resize(rows * kTileTokens);
+    query_.resize(rows * dim), keys_.resize(dim * kTileTokens), scores_.resize(kStripRows * kTileTokens);
     values_.assign(num_panels(dim) * kPanel * kTileTokens, 0.0f);
   }
 
@@ -60,7 +63,7 @@ class FloatTile {
     }
   }
 
-  void score(int64_t rows) { score_panels(query_.data(), keys_.data(), scores(), rows, dim_); }
+  void score(int64_t row, int64_t rows) { score_panels(query_.data() + row * dim_, keys_.data(), scores(), rows, dim_); }
   void mix(int64_t rows, float* output) { mix_panels(weights(), values_.data(), output, rows, dim_); }
 
  private:
@@ -93,7 +96,7 @@ class PanelTile {
 
   void start(int64_t rows, int64_t dim) {
     dim_ = dim;
-    query_.resize(rows * dim), scores_.resize(rows * kTileTokens), weights_.resize(rows * kTileTokens);
+    query_.resize(rows * dim), scores_.resize(kStripRows * kTileTokens), weights_.resize(kStripRows * kTileTokens);
     keys_.resize(dim * kTileTokens), values_.resize(num_panels(dim) * kPanel * kTileTokens);
   }
 
@@ -113,7 +116,7 @@ class PanelTile {
       }
   }
 
-  void score(int64_t rows) { score_panels(query_.data(), keys_.data(), scores(), rows, dim_); }
+  void score(int64_t row, int64_t rows) { score_panels(query_.data() + row * dim_, keys_.data(), scores(), rows, dim_); }
   void mix(int64_t rows, float* output) { mix_panels(weights(), values_.data(), output, rows, dim_); }
 
  private:
@@ -150,7 +153,7 @@ template <typename T>
 using PrefillTile = FloatTile<T>;
 #endif
 
-// What a row has seen: its largest score, and the sum of exponentials below it, in parts.
+// What a row has seen: its largest score, in units of ln 2, and the sum of powers of two below it, in parts.
 struct Running {
   f32x16 sums;
   float max;
@@ -158,17 +161,18 @@ struct Running {
 
 // Scores of a row to weights, with the state and the output of earlier tiles rescaled to the new maximum. The row sees
 // the tokens from first to last of the tile. Weights may take the place of the scores.
-template <typename T, typename W>
-void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64_t first, int64_t last, Running& state,
-               float* output) {
+template <bool kIsCapped, typename T, typename W>
+inline void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64_t first, int64_t last,
+                      Running& state, float* output) {
   constexpr int kVectors = kTileTokens / kLanes;
+  constexpr float kLog2e = 1.44269504088896341f;
   const i32x16 lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 x[kVectors], largest = splat(kMinusInf);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int v = 0; v < kVectors; v++) {
-    x[v] = load(scores + v * kLanes) * a.scale;
-    if (a.soft_cap > 0)
-      for (int i = 0; i < kLanes; i++) x[v][i] = capped(x[v][i], a.soft_cap);
+    x[v] = load(scores + v * kLanes) * (kIsCapped ? a.scale : a.scale * kLog2e);
+    if constexpr (kIsCapped)
+      for (int i = 0; i < kLanes; i++) x[v][i] = capped(x[v][i], a.soft_cap) * kLog2e;
     if (first > 0 || last < kTileTokens - 1) {
       i32x16 token = lanes + v * kLanes;
       x[v] = (token >= int32_t(first)) & (token <= int32_t(last)) ? x[v] : splat(kMinusInf);
@@ -181,15 +185,16 @@ void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights, int64
     return;
   }
   f32x16 total = {};
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int v = 0; v < kVectors; v++) {
-    f32x16 weight = exp(x[v] - best);
+    f32x16 weight = exp2_below(x[v] - best);
     store(weights + v * kLanes, weight);
     total += weight;
   }
-  float shrink = best > state.max ? std::exp(state.max - best) : 1.0f;
+  bool is_higher = best > state.max && state.max != kMinusInf;  // what is 0 yet needs no shrinking
+  float shrink = is_higher ? std::exp2(state.max - best) : 1.0f;
   state = {state.sums * shrink + total, best};
-  if (shrink != 1.0f)
+  if (is_higher)
     for (int64_t d = 0; d < a.head_dim; d += kLanes) store(output + d, load(output + d) * shrink);
 }
 
@@ -217,14 +222,20 @@ template <typename T>
     int64_t count = std::min(kTileTokens, s.seq_len - t), places[kTileTokens];
     find_rows(a, s, t, t + count, places);
     w.tile.unpack(a.keys + kv_head * dim, a.values + kv_head * dim, places, count);
-    w.tile.score(rows);
-    for (int64_t r = 0, last = offset + q0 - t; r < rows; last++) {
-      int64_t first = a.window > 0 ? last - a.window + 1 : 0;
-      for (int64_t end = r + group; r < end; r++)
-        weigh_row(a, w.tile.scores() + r * kTileTokens, w.tile.weights() + r * kTileTokens, first, last, w.state[r],
-                  w.output.data() + r * padded);
+    int64_t last_of_first = offset + q0 - t;  // the last token that the first query sees
+    for (int64_t row = 0; row < rows; row += kStripRows) {
+      int64_t count_rows = std::min(kStripRows, rows - row);
+      if (last_of_first + (row + count_rows - 1) / group < 0) continue;  // the whole strip comes before the tile
+      w.tile.score(row, count_rows);
+      for (int64_t r = 0; r < count_rows; r++) {
+        int64_t last = last_of_first + (row + r) / group, first = a.window > 0 ? last - a.window + 1 : 0;
+        float *scores = w.tile.scores() + r * kTileTokens, *output = w.output.data() + (row + r) * padded;
+        auto* weights = w.tile.weights() + r * kTileTokens;
+        if (a.soft_cap > 0) weigh_row<true>(a, scores, weights, first, last, w.state[row + r], output);
+        else weigh_row<false>(a, scores, weights, first, last, w.state[row + r], output);
+      }
+      w.tile.mix(count_rows, w.output.data() + row * padded);
     }
-    w.tile.mix(rows, w.output.data());
   }
   for (int64_t q = q0, r = 0; q < q1; q++) {
     T* target = a.output + ((s.first_row + q) * a.num_heads + kv_head * group) * dim;

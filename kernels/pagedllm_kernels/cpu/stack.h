@@ -84,7 +84,7 @@ class StackMember {
     int64_t groups = (a_.num_rows + kGroupRows - 1) / kGroupRows;
     me_.share(groups * num_panels, [&](int64_t item) {
       int64_t group = item / num_panels;
-      f(item % num_panels, a_.num_rows * group / groups, a_.num_rows * (group + 1) / groups);
+      f(item % num_panels, block_begin(a_.num_rows, group, groups), block_begin(a_.num_rows, group + 1, groups));
     });
     done(kLinear);
   }

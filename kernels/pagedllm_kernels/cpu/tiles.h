@@ -17,6 +17,7 @@ namespace pagedllm {
 #if defined(__AMX_BF16__)
 
 constexpr int64_t kTileHeight = 16, kTileDepth = 32;
+constexpr int64_t kRowUnit = 2 * kTileHeight;
 
 // Linux saves tile registers for those only who have asked for it; a sandbox may refuse.
 inline bool has_tiles() {
@@ -135,6 +136,8 @@ void multiply_panel_by_tiles(const PanelArgs<bf16, O>& a, int64_t begin, int64_t
 }
 
 #else
+
+constexpr int64_t kRowUnit = 1;
 
 // There are no tiles to be set up.
 struct TileScope {

@@ -144,17 +144,34 @@ inline f32x16 exp2_fraction(f32x16 r) {
   return p * r + 1.0f;
 }
 
-// e^x by 2^n * 2^r; relative error below 2e-7. NaN stays NaN. From -104 down, without AVX-512 from -87 down, the result is
-// 0 (a masked score).
+// 2^x for x <= 0, by 2^n * 2^r; relative error below 2e-7. NaN stays NaN. Below -126 the result is 0 (a masked score), and
+// not what comes from underflow, for which some CPUs take a hundred cycles.
+inline f32x16 exp2_below(f32x16 x) {
+#if defined(__AVX512F__)
+  __m512 v = (__m512)x, n = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT);
+  __mmask16 is_normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (f32x16)_mm512_maskz_scalef_ps(is_normal, (__m512)exp2_fraction((f32x16)_mm512_sub_ps(v, n)), n);
+#else
+  const f32x16 lowest = splat(-126.0f);
+  i32x16 underflow = x < lowest;
+  x = underflow ? lowest : x;
+  f32x16 n = x + 12582912.0f - 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  f32x16 result = (f32x16)((i32x16)exp2_fraction(x - n) + (__builtin_convertvector(n, i32x16) << 23));
+  return underflow ? f32x16{} : result;
+#endif
+}
+
+// e^x by 2^n * 2^r; relative error below 2e-7. NaN stays NaN. Below -87 the result is 0, as above.
 inline f32x16 exp(f32x16 x) {
   constexpr float kLog2e = 1.44269504088896341f;
 #if defined(__AVX512F__)
   constexpr float kLog2eRest = 1.925963033500e-8f;  // what its rounding left
-  __m512 v = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_min_ps(_mm512_set1_ps(200.0f), (__m512)x));
+  __m512 v = _mm512_min_ps(_mm512_set1_ps(200.0f), (__m512)x);
+  __mmask16 is_normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
   __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT);
   __m512 r = _mm512_fmsub_ps(v, _mm512_set1_ps(kLog2e), n);
   r = _mm512_fmadd_ps(v, _mm512_set1_ps(kLog2eRest), r);
-  return (f32x16)_mm512_scalef_ps((__m512)exp2_fraction((f32x16)r), n);
+  return (f32x16)_mm512_maskz_scalef_ps(is_normal, (__m512)exp2_fraction((f32x16)r), n);
 #else
   const f32x16 lowest = splat(-87.0f);
   i32x16 underflow = x < lowest;
