@@ -180,9 +180,10 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
         TileScope tiles;
         for (int64_t i = 0; i < blocks; i++)
           for (int64_t p = first; p < last; p++) {
-            PanelArgs<T, O*> a{data<T>(x), data<T>(packed) + p * kPanel * depth,
-                               bias ? data<float>(*bias) + p * kPanel : nullptr, data<O>(out) + p * kPanel, depth,
-                               num_out, std::min(kPanel, num_out - p * kPanel)};
+            const T* panel = data<T>(packed) + p * kPanel * depth;
+            PanelArgs<T, O*> a{data<T>(x), panel, bias ? data<float>(*bias) + p * kPanel : nullptr,
+                               data<O>(out) + p * kPanel, depth, num_out, std::min(kPanel, num_out - p * kPanel),
+                               p + 1 < last ? panel + kPanel * depth : nullptr};
             multiply_rows_of_panel(a, block_begin(rows, i, blocks), block_begin(rows, i + 1, blocks));
           }
       });

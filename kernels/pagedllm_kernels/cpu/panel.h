@@ -34,6 +34,7 @@ struct PanelArgs {
   const float* bias;  // [count] or null
   O out;              // [rows, stride], at the panel's first output
   int64_t depth, stride, count;
+  const T* next = nullptr;  // the panel that comes after this one, if it is in memory and worth asking for ahead of time
 };
 
 // Where products are added to what is there.

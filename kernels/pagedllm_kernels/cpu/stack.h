@@ -92,8 +92,9 @@ class StackMember {
   template <typename O>
   void multiply(const T* x, const T* packed, const float* bias, O out, int64_t depth, int64_t num_out) {
     share_panels(num_panels(num_out), [&](int64_t p, int64_t begin, int64_t end) {
-      PanelArgs<T, O> panel{x, packed + p * kPanel * depth, bias ? bias + p * kPanel : nullptr, out + p * kPanel, depth,
-                         num_out, std::min(kPanel, num_out - p * kPanel)};
+      const T *here = packed + p * kPanel * depth, *next = (p + 1) * kPanel < num_out ? here + kPanel * depth : nullptr;
+      PanelArgs<T, O> panel{x, here, bias ? bias + p * kPanel : nullptr, out + p * kPanel, depth, num_out,
+                            std::min(kPanel, num_out - p * kPanel), next};
       multiply_rows_of_panel(panel, begin, end);
     });
   }
@@ -103,16 +104,16 @@ class StackMember {
     int64_t size = a_.intermediate_size, depth = a_.hidden_size;
     share_panels(size / kPanel, [&](int64_t p, int64_t begin, int64_t end) {
       static thread_local float products[2][kGroupRows * kPanel];
-      for (int64_t half = 0; half < 2; half++) {
-        const T* panel = layer.gate_up + (half * size + p * kPanel) * depth;
-        multiply_rows_of_panel(
-            PanelArgs<T, float*>{a_.normed + begin * depth, panel, nullptr, products[half], depth, kPanel, kPanel}, 0,
-            end - begin);
-      }
+      const T *gates = layer.gate_up + p * kPanel * depth, *ups = gates + size * depth;
+      const T* next = (p + 1) * kPanel < size ? gates + kPanel * depth : nullptr;
+      PanelArgs<T, float*> gate{a_.normed + begin * depth, gates, nullptr, products[0], depth, kPanel, kPanel, ups};
+      PanelArgs<T, float*> up{a_.normed + begin * depth, ups, nullptr, products[1], depth, kPanel, kPanel, next};
+      multiply_rows_of_panel(gate, 0, end - begin);
+      multiply_rows_of_panel(up, 0, end - begin);
       for (int64_t i = begin; i < end; i++) {
-        const float *gate = products[0] + (i - begin) * kPanel, *up = products[1] + (i - begin) * kPanel;
+        const float *passes = products[0] + (i - begin) * kPanel, *passed = products[1] + (i - begin) * kPanel;
         T* target = a_.activated + i * size + p * kPanel;
-        (a_.gelu ? gelu_tanh_mul_row<float, T> : silu_mul_row<float, T>)(gate, up, target, kPanel);
+        (a_.gelu ? gelu_tanh_mul_row<float, T> : silu_mul_row<float, T>)(passes, passed, target, kPanel);
       }
     });
   }

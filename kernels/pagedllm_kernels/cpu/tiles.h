@@ -60,9 +60,15 @@ class TileScope {
   }
 };
 
+// What a walk down a panel asks the second level of cache for: some lines of the next panel with each tile of inputs.
+struct Ahead {
+  const bf16* line;
+  int64_t lines_each;
+};
+
 // Rows [row, row + first + second) of a panel; second may be 0, but first is not.
 template <bool kTwo, typename O>
-void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int64_t second) {
+void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int64_t second, Ahead ahead) {
   TileScope::set_heights(first, kTwo ? second : first);
   constexpr int64_t kSumBytes = kPanel * sizeof(float);
   constexpr bool kAdds = std::is_same_v<O, Sum>;
@@ -95,6 +101,7 @@ void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int
   const bf16 *x = a.x + row * a.depth, *x_lower = x + first * a.depth, *panel = a.panel;
   int64_t x_stride = a.depth * sizeof(bf16);
   for (int64_t k = 0; k < a.depth; k += kTileDepth, panel += kTileDepth * kPanel) {
+    for (int64_t i = 0; i < ahead.lines_each; i++, ahead.line += kPanel) _mm_prefetch(ahead.line, _MM_HINT_T1);
     _tile_loadd(6, panel, 4 * kPanel);
     _tile_loadd(4, x + k, x_stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -123,15 +130,16 @@ void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int
   }
 }
 
-// Rows [begin, end) of a panel whose depth is a multiple of kTileDepth.
+// Rows [begin, end) of a panel whose depth is a multiple of kTileDepth. The walks share the next panel among them, which
+// has as many lines as the panel has inputs: memory is read while there is something to multiply.
 template <typename O>
 void multiply_panel_by_tiles(const PanelArgs<bf16, O>& a, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end;) {
-    int64_t left = end - row;
-    if (left <= kTileHeight) return multiply_tiles<false>(a, row, left, 0);
-    int64_t height = std::min(left, 2 * kTileHeight);
-    multiply_tiles<true>(a, row, (height + 1) / 2, height / 2);
-    row += height;
+  int64_t walks = (end - begin + kRowUnit - 1) / kRowUnit, lines_each = a.next ? (kTileDepth + walks - 1) / walks : 0;
+  const bf16* line = a.next;
+  for (int64_t row = begin; row < end; row += kRowUnit, line += lines_each * a.depth) {
+    int64_t height = std::min(end - row, kRowUnit);
+    if (height <= kTileHeight) multiply_tiles<false>(a, row, height, 0, {line, lines_each});
+    else multiply_tiles<true>(a, row, (height + 1) / 2, height / 2, {line, lines_each});
   }
 }
 
