@@ -74,6 +74,20 @@ def test_paged_attention(
 
 
 @BOTH
+@pytest.mark.parametrize("block_size", [16, 5])
+@pytest.mark.parametrize("window", [None, 50])
+def test_where_blocks_lie_does_not_matter(dtype: torch.dtype, block_size: int, window: int | None, kernels: Kernels):
+    """Or an answer would depend on what was freed before: the same bits, also where blocks are neighbours by chance."""
+    qkv, *caches, tables, bounds, lens = attention_case(dtype, 9, 3, 64, block_size)
+    attended = []
+    for places in (torch.arange(len(caches[0])), torch.randperm(len(caches[0]), generator=torch.Generator())):
+        moved = [torch.empty_like(cache).index_copy_(0, places, cache) for cache in caches]
+        tables_there = places.int()[tables.long()]
+        attended.append(kernels.paged_attention(qkv, *moved, tables_there, bounds, lens, 0.125, window=window))
+    assert torch.equal(*attended)
+
+
+@BOTH
 @pytest.mark.parametrize("head_dim", [16, 64, 96])
 def test_rope_store(dtype: torch.dtype, head_dim: int, kernels: Kernels):
     num_heads, num_kv_heads, num_tokens = 6, 2, 40

@@ -92,7 +92,8 @@ class AttentionPlan {
   Stretch stretch_at(int64_t stretch) const {
     const Row& row = rows_[owners_[stretch]];
     int64_t nth = stretch - row.first, length = row.end - row.low;
-    return {row.span, row.low + length * nth / row.count, row.low + length * (nth + 1) / row.count};
+    auto bound = [&](int64_t i) { return i == row.count ? row.end : row.low + length * i / row.count / kLanes * kLanes; };
+    return {row.span, bound(nth), bound(nth + 1)};
   }
 
   // head counts the heads of the row's first stretch among those of all stretches.

@@ -1,6 +1,6 @@
-// bfloat16 products by AMX (Intel, "Advanced Matrix Extensions", architecture manual volume 1, chapter 18): one instruction
-// multiplies 16 rows of 32 inputs with 32 inputs of 16 outputs. Two such tiles of rows and the two halves of a panel are
-// what eight tile registers hold with their four tiles of sums.
+// bfloat16 products by AMX (Intel, Architectures Software Developer's Manual, volume 1, "Programming with Intel Advanced
+// Matrix Extensions"): one instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 outputs. Two such tiles of
+// rows and the two halves of a panel are what eight tile registers hold with their four tiles of sums.
 #pragma once
 
 #include <type_traits>
@@ -26,37 +26,56 @@ inline bool has_tiles() {
   return is_allowed;
 }
 
-// While it lives, this thread's tile registers are ours, and afterwards nobody's: other libraries set them up as they need.
+// While it lives, this thread's tile registers are ours, and afterwards nobody's: other libraries set them up as they
+// need.
 class TileScope {
  public:
-  TileScope() { heights() = 0; }
+  TileScope() { current() = 0; }
   ~TileScope() {
-    if (heights() != 0) _tile_release();
-    heights() = 0;
+    if (current() != 0) _tile_release();
+    current() = 0;
   }
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
 
-  // Sets up tiles of so many rows: registers 0 and 1 for sums of the first, 2 and 3 of the second, 4 and 5 for rows, 6 and
-  // 7 for weights.
-  static void set_heights(int64_t first, int64_t second) {
-    int64_t wanted = 32 * first + second;
-    if (heights() == wanted) return;
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
+  // For products of so many rows: registers 0 and 1 for sums of the first, 2 and 3 of the second, 4 and 5 for rows, 6
+  // and 7 for weights.
+  static void set_up_products(int64_t first, int64_t second) {
+    int64_t wanted = 1 + 32 * first + second;
+    if (current() == wanted) return;
     const int64_t rows[8] = {first, first, second, second, first, second, kTileHeight, kTileHeight};
-    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(rows[i]);
-    _tile_loadconfig(&config);
-    heights() = wanted;
+    Shapes shapes;
+    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.rows[i] = uint8_t(rows[i]);
+    load(shapes, wanted);
+  }
+
+  // For scores of 16 keys with 4 queries: registers 0 for sums, 1 for keys, 2 for queries.
+  static void set_up_scores() {
+    constexpr int64_t kWanted = 1;
+    if (current() == kWanted) return;
+    const uint16_t row_bytes[3] = {16, 64, 16};
+    Shapes shapes;
+    for (int i = 0; i < 3; i++) shapes.row_bytes[i] = row_bytes[i], shapes.rows[i] = kTileHeight;
+    load(shapes, kWanted);
   }
 
  private:
-  static int64_t& heights() {
-    static thread_local int64_t set_up = 0;
-    return set_up;
+  // As the CPU reads it.
+  struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  };
+
+  static void load(const Shapes& shapes, int64_t name) {
+    _tile_loadconfig(&shapes);
+    current() = name;
+  }
+
+  // The name of what is set up in this thread; 0 for nothing.
+  static int64_t& current() {
+    static thread_local int64_t name = 0;
+    return name;
   }
 };
 
@@ -66,24 +85,35 @@ struct Ahead {
   int64_t lines_each;
 };
 
-// Rows [row, row + first + second) of a panel; second may be 0, but first is not.
+// Where the sums of a row go without a detour: whole lines of floats, of a panel without a bias. Else null.
+template <typename O>
+float* sums_of_row(const PanelArgs<bf16, O>& a, int64_t row) {
+  if (a.count < kPanel || a.bias) return nullptr;
+  if constexpr (std::is_same_v<O, Sum>) return a.out.values + row * a.stride;
+  else if constexpr (std::is_same_v<O, float*>) return a.out + row * a.stride;
+  else return nullptr;
+}
+
+// The detour's end.
+template <typename O>
+void store_sums(const PanelArgs<bf16, O>& a, int64_t row, int64_t num_rows, const float (*sums)[kPanel]) {
+  for (int64_t i = 0; i < kPanel; i += 16) {
+    __mmask16 lanes = __mmask16((1u << std::clamp<int64_t>(a.count - i, 0, 16)) - 1);
+    __m512 start = a.bias ? _mm512_maskz_loadu_ps(lanes, a.bias + i) : _mm512_setzero_ps();
+    for (int64_t r = 0; r < num_rows; r++)
+      store_first(a.out + ((row + r) * a.stride + i), _mm512_add_ps(_mm512_load_ps(sums[r] + i), start), lanes);
+  }
+}
+
+// Rows [row, row + first + second) of a panel; second is 0 if there is but one tile of rows.
 template <bool kTwo, typename O>
 void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int64_t second, Ahead ahead) {
-  TileScope::set_heights(first, kTwo ? second : first);
-  constexpr int64_t kSumBytes = kPanel * sizeof(float);
-  constexpr bool kAdds = std::is_same_v<O, Sum>;
+  TileScope::set_up_products(first, kTwo ? second : first);
   alignas(64) float sums[2 * kTileHeight][kPanel];
-  // Whole lines of floats go where they belong without a detour.
-  bool is_direct = !std::is_same_v<O, bf16*> && a.count == kPanel && !a.bias;
-  float* target = &sums[0][0];
-  int64_t stride = kSumBytes;
-  if constexpr (kAdds) {
-    if (is_direct) target = (a.out + row * a.stride).values, stride = a.stride * sizeof(float);
-  } else if constexpr (std::is_same_v<O, float*>) {
-    if (is_direct) target = a.out + row * a.stride, stride = a.stride * sizeof(float);
-  }
-  float* lower = target + first * (stride / int64_t(sizeof(float)));
-  if (kAdds && is_direct) {
+  float *direct = sums_of_row(a, row), *target = direct ? direct : sums[0];
+  int64_t width = direct ? a.stride : kPanel, stride = width * sizeof(float);
+  float* lower = target + first * width;
+  if (std::is_same_v<O, Sum> && direct) {
     _tile_loadd(0, target, stride);
     _tile_loadd(1, target + 16, stride);
     if constexpr (kTwo) {
@@ -99,13 +129,13 @@ void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int
     }
   }
   const bf16 *x = a.x + row * a.depth, *x_lower = x + first * a.depth, *panel = a.panel;
-  int64_t x_stride = a.depth * sizeof(bf16);
+  int64_t x_stride = a.depth * sizeof(bf16), panel_stride = 2 * kPanel * sizeof(bf16);
   for (int64_t k = 0; k < a.depth; k += kTileDepth, panel += kTileDepth * kPanel) {
     for (int64_t i = 0; i < ahead.lines_each; i++, ahead.line += kPanel) _mm_prefetch(ahead.line, _MM_HINT_T1);
-    _tile_loadd(6, panel, 4 * kPanel);
+    _tile_loadd(6, panel, panel_stride);
     _tile_loadd(4, x + k, x_stride);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, panel + kPanel, 4 * kPanel);
+    _tile_loadd(7, panel + kPanel, panel_stride);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTwo) {
       _tile_loadd(5, x_lower + k, x_stride);
@@ -119,15 +149,7 @@ void multiply_tiles(const PanelArgs<bf16, O>& a, int64_t row, int64_t first, int
     _tile_stored(2, lower, stride);
     _tile_stored(3, lower + 16, stride);
   }
-  if (is_direct) return;
-  for (int half = 0; half < 2; half++) {
-    int64_t left = std::clamp<int64_t>(a.count - 16 * half, 0, 16);
-    __mmask16 lanes = __mmask16((1u << left) - 1);
-    __m512 start = a.bias ? _mm512_maskz_loadu_ps(lanes, a.bias + 16 * half) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < first + second; r++)
-      store_first(a.out + (row + r) * a.stride + 16 * half, _mm512_add_ps(_mm512_load_ps(&sums[r][16 * half]), start),
-                  lanes);
-  }
+  if (!direct) store_sums(a, row, first + second, sums);
 }
 
 // Rows [begin, end) of a panel whose depth is a multiple of kTileDepth. The walks share the next panel among them, which
