@@ -2,7 +2,8 @@
 
 Each round asks the engine itself, ``llm.batch``, the engine's chat and ``chat.abatch`` for the same answers of fixed
 length, so that a noisy machine is as noisy for all. The figure is the median over rounds of the adapter's tokens per
-second over the engine's own. Ends with a line of JSON.
+second over the engine's own. Beside it stands what noise changes less: the CPU time that the calling thread takes for
+each prompt, while the engine computes in a thread of its own. Ends with a line of JSON.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def run(llm: PagedLLM, chat: ChatPagedLLM, *, batch_size: int, num_rounds: int) 
     engine = llm._get_engine()
     texts = prompts(batch_size)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    caller_s: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(num_rounds + 1):
         # A salt for each measurement: nothing is found in the cache.
         for place in range(len(WAYS)):
@@ -51,10 +53,11 @@ def run(llm: PagedLLM, chat: ChatPagedLLM, *, batch_size: int, num_rounds: int) 
                 "chat.abatch": lambda model=salted_chat: asyncio.run(model.abatch(texts)),
             }
             before = engine.stats().num_generated_tokens
-            start = time.perf_counter()
+            start, caller_start = time.perf_counter(), time.thread_time()
             calls[way]()
-            seconds = time.perf_counter() - start
+            seconds, caller_seconds = time.perf_counter() - start, time.thread_time() - caller_start
             if number > 0:
+                caller_s[way].append(caller_seconds / batch_size)
                 rates[way].append((engine.stats().num_generated_tokens - before) / seconds)
     ratios = {
         name: [mine / own for mine, own in zip(rates[name], rates[base], strict=True)]
@@ -64,6 +67,7 @@ def run(llm: PagedLLM, chat: ChatPagedLLM, *, batch_size: int, num_rounds: int) 
         "batch_size": batch_size,
         "rounds": num_rounds,
         "tokens_per_second": {way: round(statistics.median(values), 2) for way, values in rates.items()},
+        "caller_ms_per_prompt": {way: round(1000 * statistics.median(values), 3) for way, values in caller_s.items()},
         "of_the_engine": {name: round(statistics.median(values), 4) for name, values in ratios.items()},
     }
 
@@ -81,7 +85,8 @@ def main() -> None:
         fields["model"] = options.model
     report = run(PagedLLM(**fields), ChatPagedLLM(**fields), batch_size=options.batch_size, num_rounds=options.rounds)
     for way, rate in report["tokens_per_second"].items():
-        print(f"{way:14} {rate:8.1f} tokens/s")
+        caller_ms = report["caller_ms_per_prompt"][way]
+        print(f"{way:14} {rate:8.1f} tokens/s, {caller_ms:.2f} ms of the calling thread for each prompt")
     for name, ratio in report["of_the_engine"].items():
         print(f"{name} reaches {ratio:.1%} of the engine's own")
     print(json.dumps(report))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -179,9 +178,8 @@ class BackendModel(BaseModel):
             return {"engine_args": {"dtype": info.dtype, "max_model_len": info.max_model_len}}
         if self._is_remote:
             return {"base_url": self._remote_config().base_url}
-        options = dataclasses.asdict(self._engine_config())
-        del options["model"]
-        return {"engine_args": options}
+        options = vars(self._engine_config())
+        return {"engine_args": {name: value for name, value in options.items() if name != "model"}}
 
     def _engine_config(self) -> EngineConfig:
         if "model" in self.engine_args:
