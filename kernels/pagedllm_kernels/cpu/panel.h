@@ -45,7 +45,7 @@ struct Sum {
 
 #if defined(__AVX512BF16__)
 
-// The lanes of a vector that are set in the mask.
+// Of a vector, the lanes that the mask names.
 inline void store_first(bf16* out, __m512 v, __mmask16 lanes) {
   _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(v));
 }
