@@ -162,11 +162,8 @@ void decode_stretch_of(const AttentionArgs<T>& a, DecodeItem<T>& w, const Stretc
     partial[h] = {best, sum(total)};
   }
   for (int64_t i = 0; i < w.stride; i += kLanes)
-    for_heads(w, [&](int64_t kv, int64_t head, int64_t heads) {
-      (heads == 4   ? mix_heads<T, 4, D>
-       : heads == 3 ? mix_heads<T, 3, D>
-       : heads == 2 ? mix_heads<T, 2, D>
-                    : mix_heads<T, 1, D>)(a, w, kv, head, i);
+    for_known_heads(w, [&](int64_t kv, int64_t head, auto heads) {
+      mix_heads<T, decltype(heads)::value, D>(a, w, kv, head, i);
     });
   std::copy(w.mixed.begin(), w.mixed.end(), acc);
 }

@@ -52,4 +52,15 @@ void for_heads(const DecodeItem<T>& w, F f) {
       f(kv, (kv - w.kv_first) * w.group + done, std::min<int64_t>(4, w.group - done));
 }
 
+// As for_heads, with the number of heads known when this is compiled.
+template <typename T, typename F>
+void for_known_heads(const DecodeItem<T>& w, F f) {
+  for_heads(w, [&](int64_t kv, int64_t head, int64_t heads) {
+    if (heads == 4) f(kv, head, std::integral_constant<int, 4>{});
+    else if (heads == 3) f(kv, head, std::integral_constant<int, 3>{});
+    else if (heads == 2) f(kv, head, std::integral_constant<int, 2>{});
+    else f(kv, head, std::integral_constant<int, 1>{});
+  });
+}
+
 }  // namespace pagedllm

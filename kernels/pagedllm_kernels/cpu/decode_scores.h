@@ -193,11 +193,8 @@ void score_stretch(const AttentionArgs<T>& a, DecodeItem<T>& w, int64_t begin) {
       return score_by_tiles<D>(a, w);
 #endif
   for (int64_t i = 0; i < w.stride; i += kLanes)
-    for_heads(w, [&](int64_t kv, int64_t head, int64_t heads) {
-      (heads == 4   ? score_heads<T, 4, D>
-       : heads == 3 ? score_heads<T, 3, D>
-       : heads == 2 ? score_heads<T, 2, D>
-                    : score_heads<T, 1, D>)(a, w, kv, head, i);
+    for_known_heads(w, [&](int64_t kv, int64_t head, auto heads) {
+      score_heads<T, decltype(heads)::value, D>(a, w, kv, head, i);
     });
 }
 
