@@ -89,6 +89,7 @@ def test_adapter_overhead() -> None:
     assert engine.stats().num_generated_tokens == 3 * 4 * 4 * 8
     assert engine.stats().prefix_hits == 0
     assert set(report["of_the_engine"]) == {"llm.batch", "chat.abatch"}
+    assert set(report["caller_ms_per_prompt"]) == set(adapter_overhead.WAYS)
     assert all(rate > 0 for rate in report["tokens_per_second"].values())
 
 

@@ -107,7 +107,7 @@ def _find_compiler() -> str:
 
 
 def _compiler_knows(compiler: str, isa: str) -> bool:
-    """Whether it is young enough for the flags: AMX came with GCC 11 and Clang 11, AVX-512 BF16 a version before."""
+    """Whether it is young enough for the flags: AMX came with GCC 11 and Clang 11, AVX-512 BF16 with 10 and 9."""
     command = [compiler, *ISA_FLAGS[isa], "-x", "c++", "-fsyntax-only", os.devnull]
     return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 

@@ -5,7 +5,8 @@
 
 namespace pagedllm {
 
-constexpr int64_t kAhead = 32;  // rows between asking for one and using it
+constexpr int64_t kAhead = 32;     // rows between asking for one and using it
+constexpr int64_t kPartHeads = 4;  // heads of one KV head that are worked on together, at most: a part
 
 template <typename T>
 struct DecodeItem {
@@ -20,6 +21,7 @@ struct DecodeItem {
   std::vector<bf16> pairs;            // the query as tiles take it
   std::vector<float> sums;            // scores as tiles give them
   int64_t num_heads() const { return (kv_last - kv_first) * group; }
+  int64_t num_parts() const { return (kv_last - kv_first) * ((group + kPartHeads - 1) / kPartHeads); }
 };
 
 // A head's size: known when this is compiled if D is not 0.
@@ -44,12 +46,12 @@ constexpr bool kMixesPairs =
     false;
 #endif
 
-// Calls a function for up to 4 heads of one KV head at a time, for each KV head of the item.
+// Calls a function for each part of the item.
 template <typename T, typename F>
 void for_heads(const DecodeItem<T>& w, F f) {
   for (int64_t kv = w.kv_first; kv < w.kv_last; kv++)
-    for (int64_t done = 0; done < w.group; done += 4)
-      f(kv, (kv - w.kv_first) * w.group + done, std::min<int64_t>(4, w.group - done));
+    for (int64_t done = 0; done < w.group; done += kPartHeads)
+      f(kv, (kv - w.kv_first) * w.group + done, std::min(kPartHeads, w.group - done));
 }
 
 // As for_heads, with the number of heads known when this is compiled.

@@ -117,20 +117,18 @@ void score_heads(const AttentionArgs<T>& a, DecodeItem<T>& w, int64_t kv_head, i
 
 #if defined(__AMX_BF16__)
 
-// By tiles, 16 keys are rows as they lie in the cache, and the queries of up to 4 heads are columns. The sums of a key
+// By tiles, 16 keys are rows as they lie in the cache, and the queries of a part are columns. The sums of a key
 // lie side by side; they are turned only when all are there, because what a tile has just stored is slow to load.
 
-constexpr int64_t kTileHeads = 4;
-
-// Queries of up to 4 heads by pairs of dimensions, [head_dim / 2, 4] pairs; zeros where there are fewer heads.
+// Queries of a part by pairs of dimensions, [head_dim / 2, kPartHeads] pairs; zeros where there are fewer heads.
 inline void pair_queries(const bf16* query, bf16* pairs, int64_t heads, int64_t dim) {
   for (int64_t d = 0; d < dim; d += 2)
-    for (int64_t h = 0; h < kTileHeads; h++)
-      for (int64_t k = 0; k < 2; k++) pairs[(d * kTileHeads) + 2 * h + k] = h < heads ? query[h * dim + d + k] : bf16{};
+    for (int64_t h = 0; h < kPartHeads; h++)
+      for (int64_t k = 0; k < 2; k++) pairs[(d * kPartHeads) + 2 * h + k] = h < heads ? query[h * dim + d + k] : bf16{};
 }
 
 // Lane j of out[h] is sums[j][h].
-inline void turn_sums(const float (*sums)[kTileHeads], f32x16 out[kTileHeads]) {
+inline void turn_sums(const float (*sums)[kPartHeads], f32x16 out[kPartHeads]) {
   __m512 v[4];
   for (int i = 0; i < 4; i++) v[i] = _mm512_loadu_ps(sums[4 * i]);
   for (int i = 0; i < 2; i++) {
@@ -146,33 +144,31 @@ inline void turn_sums(const float (*sums)[kTileHeads], f32x16 out[kTileHeads]) {
 template <int D>
 void score_by_tiles(const AttentionArgs<bf16>& a, DecodeItem<bf16>& w) {
   const int64_t dim = dim_of<D>(a.head_dim), key_bytes = a.num_kv_heads * dim * sizeof(bf16);
-  int64_t num_parts = 0;
-  for_heads(w, [&](int64_t, int64_t, int64_t) { num_parts++; });
-  w.pairs.resize(num_parts * dim * kTileHeads), w.sums.resize(num_parts * w.stride * kTileHeads);
+  w.pairs.resize(w.num_parts() * dim * kPartHeads), w.sums.resize(w.num_parts() * w.stride * kPartHeads);
   int64_t part = 0;
   for_heads(w, [&](int64_t, int64_t head, int64_t heads) {
-    pair_queries(w.query + head * dim, &w.pairs[part++ * dim * kTileHeads], heads, dim);
+    pair_queries(w.query + head * dim, &w.pairs[part++ * dim * kPartHeads], heads, dim);
   });
   TileScope::set_up_scores();
   for (int64_t i = 0; i < w.stride; i += kLanes) {
     part = 0;
     for_heads(w, [&](int64_t kv, int64_t, int64_t) {
-      const bf16 *keys = a.keys + w.rows[i] + kv * dim, *pairs = &w.pairs[part * dim * kTileHeads];
+      const bf16 *keys = a.keys + w.rows[i] + kv * dim, *pairs = &w.pairs[part * dim * kPartHeads];
       _tile_zero(0);
       for (int64_t d = 0; d < dim; d += kTileDepth) {
         _tile_loadd(1, keys + d, key_bytes);
-        _tile_loadd(2, pairs + d * kTileHeads, 4 * kTileHeads);
+        _tile_loadd(2, pairs + d * kPartHeads, 4 * kPartHeads);
         _tile_dpbf16ps(0, 1, 2);
       }
-      _tile_stored(0, &w.sums[(part++ * w.stride + i) * kTileHeads], 4 * kTileHeads);
+      _tile_stored(0, &w.sums[(part++ * w.stride + i) * kPartHeads], 4 * kPartHeads);
       for (int64_t j = 0; j < kLanes; j++) prefetch_row<D>(w.ahead[0][i + j] + kv * dim, dim);
     });
   }
   part = 0;
   for_heads(w, [&](int64_t, int64_t head, int64_t heads) {
     for (int64_t i = 0; i < w.stride; i += kLanes) {
-      f32x16 turned[kTileHeads];
-      turn_sums(reinterpret_cast<const float(*)[kTileHeads]>(&w.sums[(part * w.stride + i) * kTileHeads]), turned);
+      f32x16 turned[kPartHeads];
+      turn_sums(reinterpret_cast<const float(*)[kPartHeads]>(&w.sums[(part * w.stride + i) * kPartHeads]), turned);
       for (int64_t h = 0; h < heads; h++) store(&w.scores[(head + h) * w.stride + i], turned[h]);
     }
     part++;

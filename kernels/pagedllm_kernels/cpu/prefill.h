@@ -168,7 +168,7 @@ inline void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights
   constexpr float kLog2e = 1.44269504088896341f;
   const i32x16 lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 x[kVectors], largest = splat(kMinusInf);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int v = 0; v < kVectors; v++) {
     x[v] = load(scores + v * kLanes) * (kIsCapped ? a.scale : a.scale * kLog2e);
     if constexpr (kIsCapped)
@@ -185,7 +185,7 @@ inline void weigh_row(const AttentionArgs<T>& a, const float* scores, W* weights
     return;
   }
   f32x16 total = {};
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int v = 0; v < kVectors; v++) {
     f32x16 weight = exp2_below(x[v] - best);
     store(weights + v * kLanes, weight);

@@ -111,9 +111,9 @@ class StackMember {
       multiply_rows_of_panel(gate, 0, end - begin);
       multiply_rows_of_panel(up, 0, end - begin);
       for (int64_t i = begin; i < end; i++) {
-        const float *passes = products[0] + (i - begin) * kPanel, *passed = products[1] + (i - begin) * kPanel;
+        const float *gate_row = products[0] + (i - begin) * kPanel, *up_row = products[1] + (i - begin) * kPanel;
         T* target = a_.activated + i * size + p * kPanel;
-        (a_.gelu ? gelu_tanh_mul_row<float, T> : silu_mul_row<float, T>)(passes, passed, target, kPanel);
+        (a_.gelu ? gelu_tanh_mul_row<float, T> : silu_mul_row<float, T>)(gate_row, up_row, target, kPanel);
       }
     });
   }

@@ -145,7 +145,7 @@ inline f32x16 exp2_fraction(f32x16 r) {
 }
 
 // 2^x for x <= 0, by 2^n * 2^r; relative error below 2e-7. NaN stays NaN. Below -126 the result is 0 (a masked score), and
-// not what comes from underflow, for which some CPUs take a hundred cycles.
+// not what comes from underflow, for which some CPUs take hundreds of cycles.
 inline f32x16 exp2_below(f32x16 x) {
 #if defined(__AVX512F__)
   __m512 v = (__m512)x, n = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT);
