@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import train_tokenizer, write_gguf, write_hf_model
 from tokenizers import Regex, pre_tokenizers
@@ -21,18 +21,23 @@ from pagedllm.text.tokenizer import Tokenizer, load_tokenizer
 # As Llama 3's tokenizer.json has it.
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
 TEXTS = st.text() | st.text(alphabet="the cache's 0123456789\r\n\tÅA\u030aé½Ⅷ.,!😀'LL")
+CONTROL = "a<|endoftext|>b"  # plain text to tokenizers without control tokens
 
 
-@functools.cache
-def plain() -> tokenizers.Tokenizer:
-    backend = train_tokenizer()
-    # Its special tokens would be found in texts; the files written here have none.
+def without_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """They would be found in texts; the files written here have none."""
     return tokenizers.Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | {"added_tokens": []}))
 
 
 @functools.cache
+def plain() -> tokenizers.Tokenizer:
+    return without_special_tokens(train_tokenizer())
+
+
+@functools.cache
 def qwen2() -> tokenizers.Tokenizer:
-    return transformers.Qwen2Tokenizer(**parts()).backend_tokenizer
+    """Its class adds a special token by itself."""
+    return without_special_tokens(transformers.Qwen2Tokenizer(**parts()).backend_tokenizer)
 
 
 def parts() -> dict[str, Any]:
@@ -65,6 +70,7 @@ def from_gguf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
+@example(text=CONTROL)
 def test_qwen2_and_qwen3(from_gguf: dict[str, Tokenizer], text: str) -> None:
     """Single digits, Unicode's composed form; Qwen 3 goes by the same name."""
     assert from_gguf["qwen2"].encode(text) == qwen2().encode(text, add_special_tokens=False).ids
@@ -72,6 +78,7 @@ def test_qwen2_and_qwen3(from_gguf: dict[str, Tokenizer], text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
+@example(text=CONTROL)
 def test_llama3(from_gguf: dict[str, Tokenizer], text: str) -> None:
     """Digits by three, under two of its names."""
     expected = llama3().encode(text).ids
@@ -81,6 +88,7 @@ def test_llama3(from_gguf: dict[str, Tokenizer], text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
+@example(text=CONTROL)
 def test_gpt2(from_gguf: dict[str, Tokenizer], text: str) -> None:
     """The plain one."""
     assert from_gguf["gpt-2"].encode(text) == plain().encode(text).ids
